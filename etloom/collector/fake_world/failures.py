@@ -64,9 +64,9 @@ def _find_place(trace: TracebackType | None) -> str:
     """Return file and line of the innermost call that is neither in an installed package nor in the collector."""
     place = ""
     for frame in traceback.extract_tb(trace):
-        if "site-packages" not in frame.filename and not frame.filename.startswith((sys.base_prefix, "<")):
-            if Path(__file__).parent != Path(frame.filename).parent:
-                place = f"{Path(frame.filename).name}:{frame.lineno}"
+        is_installed = "site-packages" in frame.filename or frame.filename.startswith((sys.base_prefix, "<"))
+        if not is_installed and Path(__file__).parent != Path(frame.filename).parent:
+            place = f"{Path(frame.filename).name}:{frame.lineno}"
     return place
 
 

@@ -53,14 +53,14 @@ class ObjectExchange:
         for index in range(len(objects)):
             path = self._path(source, self._rank)
             if path.exists():
-                objects[index] = pickle.loads(path.read_bytes())  # of this recording
+                objects[index] = pickle.loads(path.read_bytes())  # noqa: S301  of this recording
             elif self._last is not _NOTHING:
                 objects[index] = self._last
             else:
                 raise RuntimeError(
-                    f"rank {self._rank} needs an object of rank {source}, such as the shapes of a pipeline's activations: "
-                    f"record the ranks before it too (--ranks 0-{self._rank}), or give each PipelineStage input_args "
-                    "and output_args"
+                    f"rank {self._rank} needs an object of rank {source}, such as the shapes of a pipeline's "
+                    f"activations: record the ranks before it too (--ranks 0-{self._rank}), or give each "
+                    "PipelineStage input_args and output_args"
                 )
         return source
 

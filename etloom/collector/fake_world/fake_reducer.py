@@ -3,8 +3,8 @@
 The order is that of torch's: the first step reduces the parameters in the buckets that DistributedDataParallel has
 assigned, later ones in buckets by the order in which the gradients of the first were ready. A bucket is reduced when
 all its gradients are ready and all buckets before it are reduced, so communication overlaps with the backward pass as
-on devices. A static graph is reduced after the first step's backward pass, and parameters that are searched for unused
-ones keep their buckets. See torch/csrc/distributed/c10d/reducer.cpp.
+on devices. A static graph is reduced after the first step's backward pass, so the order is that of the second step.
+Buckets stay as they are where unused parameters are searched for. See torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def install(torch: Any) -> None:
     """Let DistributedDataParallel use `Reducer`."""
     dist = torch.distributed
     ddp = torch.nn.parallel.distributed
-    dist.Reducer, dist.Logger = Reducer, _Ignored
+    dist.Reducer, dist.Logger = Reducer, _Logger
     dist._register_comm_hook = lambda reducer, state, hook: reducer.use_hook(state, hook)
     dist._register_builtin_comm_hook = lambda *_: None
     dist._broadcast_coalesced = _broadcast_coalesced
@@ -35,6 +35,19 @@ class _Ignored:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
+
+
+class _Logger(_Ignored):
+    """Keeps no facts about a model, but lets them be asked for."""
+
+    strs_map: dict[str, str]
+    ints_map: dict[str, int]
+
+    def __init__(self, *_: Any) -> None:
+        self.strs_map, self.ints_map = {}, {}
+
+    def _get_ddp_logging_data(self) -> _Logger:
+        return self
 
 
 class _Bucket:
@@ -86,7 +99,7 @@ class Reducer(_Ignored):
         self._limits = [options.get("first_bytes") or _MIB, options["bytes"]]
         self._hook: Any = None
         self._finds_unused = bool(options.get("find_unused"))
-        self._is_static = False
+        self._is_static = self._is_first_of_static = False
         self._order: list[int] | None = None if self._finds_unused else []
         self._is_expecting = self._is_queued = False
         self._assign(bucket_indices)
@@ -98,8 +111,9 @@ class Reducer(_Ignored):
         self._hook = lambda bucket: hook(state, bucket)
 
     def _set_static_graph(self) -> None:
-        """Reduce all gradients at the end of the first step, and then in buckets by the order of the parameters."""
-        self._is_static, self._finds_unused, self._order = True, False, []
+        """Reduce all gradients at the end of the first step."""
+        self._is_static = self._is_first_of_static = True
+        self._finds_unused, self._order = False, []
 
     def prepare_for_backward(self, outputs: list[Any]) -> None:
         """Expect the gradients of a backward pass; without this call they are accumulated only (`no_sync`)."""
@@ -125,6 +139,10 @@ class Reducer(_Ignored):
         distributed: Any = torch.distributed
         indices, _ = distributed._compute_bucket_assignment_by_size(tensors, self._limits, [], order)
         self._assign(indices)
+        with torch.no_grad():  # rank 0 tells the others its buckets
+            for count in (len(order) + 1, len(indices)):
+                numbers = torch.empty(count, dtype=torch.int32, device=self._parameters[0].device)
+                distributed.broadcast(numbers, distributed.get_global_rank(self._group, 0), group=self._group)
         return True
 
     def _assign(self, bucket_indices: list[list[int]]) -> None:
@@ -138,13 +156,13 @@ class Reducer(_Ignored):
     def _mark_ready(self, index: int) -> None:
         import torch
 
-        if not self._is_expecting or index in self._ready:
+        if not self._is_expecting or index in self._ready or index not in self._place:
             return
         if not self._is_queued:
             self._is_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        if self._is_static and self._order is not None:
-            return  # in the first step
+        if self._is_first_of_static:
+            return
         if self._order is not None:
             self._order.append(index)
         self._add(index)
@@ -167,6 +185,8 @@ class Reducer(_Ignored):
             bucket.waiting -= 1
             while len(self._reduced) < len(self._buckets) and not self._buckets[len(self._reduced)].waiting:
                 self._reduced.append(self._reduce(self._buckets[len(self._reduced)]))
+                if self._finds_unused and len(self._reduced) == len(self._buckets):
+                    self._reduce_use()
 
     def _reduce(self, bucket: _Bucket) -> Any:
         import torch
@@ -187,15 +207,14 @@ class Reducer(_Ignored):
         """At the end of a backward pass: reduce what is missing, wait, and hand the reduced gradients to parameters."""
         import torch
 
-        for index in range(len(self._parameters)):
+        for index in self._place:
             if index not in self._ready:
                 self._add(index)
-        if self._is_static and self._order == []:
-            self._order = [index for index, each in enumerate(self._parameters) if each.grad is not None]
+                if self._is_static and not self._is_first_of_static and self._order is not None:
+                    self._order.append(index)
+        if self._is_first_of_static:
             self._reduce_use()
-        elif self._finds_unused:
-            self._reduce_use()
-        self._is_expecting = False
+        self._is_expecting = self._is_first_of_static = False
         with torch.no_grad():
             for work, bucket in zip(self._reduced, self._buckets, strict=True):
                 work.wait()

@@ -8,10 +8,12 @@ from typing import Any
 
 
 def install(torch: Any) -> None:
-    """Replace workers of data loaders, pinned memory, NVTX, swaps and addresses of tensors, loops in optimizers."""
+    """Replace workers of data loaders, pinned memory, NVTX, generators, swaps and addresses of tensors, ..."""
     _load_in_this_process(torch)
     _allow_foreach()
     _number_addresses(torch)
+    _follow_devices(torch)
+    torch.Generator = _make_generator(torch)
     torch.utils.swap_tensors = _swap_tensors
     torch.Tensor.record_stream = lambda *_: None
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # it is a copy on the host, which needs CUDA
@@ -46,9 +48,34 @@ def _number_addresses(torch: Any) -> None:
     torch.UntypedStorage.data_ptr = lambda storage: (
         storage._cdata if storage.device.type == "meta" and storage.nbytes() else find(storage)
     )
-    FakeTensor.data_ptr = lambda tensor: (
-        tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
-    )
+    FakeTensor.data_ptr = lambda _: 0  # by which deepcopy knows to clone it; torch's own also warns
+
+
+def _follow_devices(torch: Any) -> None:
+    """Let `parameter.data = other` also take the device of a fake tensor, which is not part of its data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    data = torch._C.TensorBase.data
+
+    def set_data(tensor: Any, value: Any) -> None:
+        data.__set__(tensor, value)
+        if isinstance(value, FakeTensor):
+            tensor.fake_device = value.fake_device
+
+    FakeTensor.data = property(data.__get__, set_data)
+
+
+def _make_generator(torch: Any) -> Any:
+    """Return a class of random generators that exist on the device too, and whose states need no data."""
+
+    class Generator(torch.Generator):  # type: ignore[misc, name-defined]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return super().__new__(cls)
+
+        def set_state(self, _state: Any) -> Any:
+            return self
+
+    return Generator
 
 
 def _load_in_this_process(torch: Any) -> None:
