@@ -101,6 +101,7 @@ class Reducer(_Ignored):
         self._finds_unused = bool(options.get("find_unused"))
         self._is_static = self._is_first_of_static = False
         self._order: list[int] | None = None if self._finds_unused else []
+        self._unused: set[int] = set()
         self._is_expecting = self._is_queued = False
         self._assign(bucket_indices)
         for index, parameter in enumerate(parameters):
@@ -114,6 +115,7 @@ class Reducer(_Ignored):
         """Reduce all gradients at the end of the first step."""
         self._is_static = self._is_first_of_static = True
         self._finds_unused, self._order = False, []
+        self._unused = set(self._place)
 
     def prepare_for_backward(self, outputs: list[Any]) -> None:
         """Expect the gradients of a backward pass; without this call they are accumulated only (`no_sync`)."""
@@ -122,6 +124,9 @@ class Reducer(_Ignored):
         self._reduced: list[Any] = []
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters())
+        if self._is_static and not self._is_first_of_static:
+            for index in sorted(self._unused):
+                self._add(index)
         if self._finds_unused:
             used = _find_used(outputs)
             for index, parameter in enumerate(self._parameters):
@@ -162,6 +167,7 @@ class Reducer(_Ignored):
             self._is_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         if self._is_first_of_static:
+            self._unused.discard(index)
             return
         if self._order is not None:
             self._order.append(index)
@@ -210,10 +216,10 @@ class Reducer(_Ignored):
         for index in self._place:
             if index not in self._ready:
                 self._add(index)
-                if self._is_static and not self._is_first_of_static and self._order is not None:
-                    self._order.append(index)
         if self._is_first_of_static:
             self._reduce_use()
+        elif self._is_static and self._order is not None:
+            self._order += sorted(self._unused)
         self._is_expecting = self._is_first_of_static = False
         with torch.no_grad():
             for work, bucket in zip(self._reduced, self._buckets, strict=True):

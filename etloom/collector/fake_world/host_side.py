@@ -13,6 +13,7 @@ def install(torch: Any) -> None:
     _allow_foreach()
     _number_addresses(torch)
     _follow_devices(torch)
+    _copy_with_data(torch)
     torch.Generator = _make_generator(torch)
     torch.utils.swap_tensors = _swap_tensors
     torch.Tensor.record_stream = lambda *_: None
@@ -63,6 +64,21 @@ def _follow_devices(torch: Any) -> None:
             tensor.fake_device = value.fake_device
 
     FakeTensor.data = property(data.__get__, set_data)
+
+
+def _copy_with_data(torch: Any) -> None:
+    """Let deepcopy give a tensor that has data a copy that has data too."""
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+    copy = torch.Tensor.__deepcopy__
+
+    def copy_tensor(tensor: Any, memo: dict[int, Any]) -> Any:
+        if isinstance(tensor, FakeTensor):
+            return copy(tensor, memo)
+        with unset_fake_temporarily():
+            return copy(tensor, memo)
+
+    torch.Tensor.__deepcopy__ = copy_tensor
 
 
 def _make_generator(torch: Any) -> Any:
