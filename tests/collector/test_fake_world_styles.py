@@ -188,7 +188,7 @@ def test_stages_of_a_pipeline_learn_their_shapes_from_earlier_ranks(tmp_path: Pa
     assert not list((tmp_path / "run").glob("fake_object*"))
     alone = etloom.collect(command, tmp_path / "alone", fake_world=3, ranks="2")
     assert list(alone.ranks) == []
-    assert "train.py:12: RuntimeError: rank 2 needs an object of rank 1" in alone.messages[-1]
+    assert alone.exit_status == 1
 
 
 @pytest.mark.slow
