@@ -72,6 +72,126 @@ def test_gradients_are_reduced_in_the_buckets_of_a_real_job(view: str, tmp_path:
 
 
 @pytest.mark.slow
+def test_styles_communicate_like_a_real_job(tmp_path: Path) -> None:
+    """HSDP, tensor parallelism under checkpointing, both kinds of DDP with unused parameters, pairs, and experts."""
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    script = str(ROOT / "tests/collector/scripts/fake_styles.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script]
+    real = etloom.collect([*launch, "gloo", "cpu"], tmp_path / "real", steps="2:3")
+    fake = etloom.collect(
+        [sys.executable, script, "nccl", "cuda"], tmp_path / "fake", steps="2:3", fake_world=4
+    )
+    assert (real.exit_status, fake.exit_status) == (0, 0)
+    expected, rows = (
+        etloom.open(tmp_path / name, use_cache=False)[0]
+        .comms.select(pl.col("collective").cast(pl.String), "bytes", "group_size")
+        .filter(pl.col("collective") != "wait")
+        .rows()
+        for name in ("real", "fake")
+    )
+    assert rows == expected
+
+
+STYLES = """
+import copy, os, torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.many = nn.MultiheadAttention(64, 4, batch_first=True)
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        both = F.scaled_dot_product_attention(q, k, v, is_causal=True) + F.scaled_dot_product_attention(q, k, v, mask)
+        return self.many(*[self.out(both.transpose(1, 2).flatten(-2))] * 3, need_weights=False)[0]
+
+class Fp8(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        one = torch.ones((), device=x.device)
+        kind = torch.float8_e4m3fn
+        return torch._scaled_mm(x.to(kind), weight.to(kind).t(), scale_a=one, scale_b=one, out_dtype=x.dtype)
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+images = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))).cuda()
+model = copy.deepcopy(nn.ModuleList([Attention(), nn.Linear(64, 64), nn.Linear(64, 64, bias=False)])).cuda()
+data = torch.utils.data.TensorDataset(torch.randn(64, 16, 64), torch.randn(64, 3, 8, 8))
+loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, pin_memory=True, persistent_workers=True)
+optimizer = torch.optim.AdamW([*model.parameters(), *images.parameters()])
+for x, pictures in loader:
+    torch.cuda.nvtx.range_push("step")
+    with torch.autocast("cuda", torch.bfloat16):
+        y = model[0](x.cuda(non_blocking=True))
+        y = y + Fp8.apply(y.flatten(0, 1), model[1].weight.bfloat16()).view_as(y)
+        scores, choice = model[2](y).topk(2)
+        rows, _ = torch.where(choice.flatten(0, 1) == 1)
+        loss = y[y.sum(-1) > 0].square().mean() + images(pictures.cuda()).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.unique(choice).tolist(), torch.masked_select(y, y > 0), loss.detach().float().cpu().numpy()
+    torch.cuda.nvtx.range_pop()
+"""
+
+
+@pytest.mark.slow
+def test_operators_are_those_of_a_device(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STYLES)
+    result = etloom.collect([sys.executable, str(tmp_path / "train.py")], tmp_path / "run", fake_world=8)
+    assert result.exit_status == 0
+    trace = etloom.open(tmp_path / "run", use_cache=False)[0]
+    counts = dict(trace.nodes["name"].cast(pl.String).value_counts().iter_rows())
+    assert counts["aten::_scaled_dot_product_flash_attention"] == 2
+    assert counts["aten::_scaled_dot_product_efficient_attention"] == 1
+    assert counts["aten::_scaled_mm"] == 1 and counts["aten::batch_norm_stats"] == 1
+    assert "aten::_softmax" not in counts and "aten::_foreach_lerp_" in counts
+    shape = trace.tensors.filter(pl.col("node") == trace.nodes.filter(name="aten::masked_select")["id"][0])[
+        "shape"
+    ]
+    assert shape.cast(pl.String).to_list()[-1] == "[4096]"  # all of 4 x 16 x 64
+
+
+PIPELINE = """
+import os, torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+part = torch.nn.Linear(32, 64 if rank == 0 else 32).to(device) if rank != 1 else torch.nn.Linear(64, 32).to(device)
+schedule = Schedule1F1B(PipelineStage(part, rank, size, device), 4, loss_fn=torch.nn.functional.mse_loss)
+optimizer = torch.optim.SGD(part.parameters())
+for step in range(3):
+    batch = torch.randn(8, 32, device=device)
+    schedule.step(*([batch] if rank == 0 else []), **({"target": batch} if rank == size - 1 else {}))
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_stages_of_a_pipeline_learn_their_shapes_from_earlier_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed.pipelining")
+    (tmp_path / "train.py").write_text(PIPELINE)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    result = etloom.collect(command, tmp_path / "run", fake_world=3, ranks="0-1")
+    assert list(result.ranks) == [0, 1]
+    messages = etloom.open(tmp_path / "run", use_cache=False)[1].comms.select("collective", "bytes").unique()
+    assert sorted(messages.rows()) == [("recv", 256), ("recv", 512), ("send", 256), ("send", 512)]
+    assert not list((tmp_path / "run").glob("fake_object*"))
+    alone = etloom.collect(command, tmp_path / "alone", fake_world=3, ranks="2")
+    assert list(alone.ranks) == []
+    assert alone.exit_status == 1
+
+
+@pytest.mark.slow
 def test_a_batch_norm_and_a_communication_hook_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         REDUCED.replace(

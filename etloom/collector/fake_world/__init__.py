@@ -6,6 +6,12 @@ records the operators that would have run on the device, and the memory of their
 
     fake_cuda            torch.cuda without a device
     fake_distributed     process groups and object collectives of one rank
+    fake_objects         objects that ranks send each other: files from earlier ranks
+    fake_kernels         shapes of operators of the device that torch does not have
+    attention            keeps attention one operator
+    data_defaults        values, and shapes that depend on data
+    host_side            data loaders, pinned memory, NVTX
+    failures             why a script failed, in one line
     dispatch_recorder    operators and memory
     memory_kinds         what a storage is for: parameters, activations, ...
     request_history      births and deaths of storages, as a memory snapshot
@@ -17,5 +23,9 @@ Loaded by launcher/bootstrap/sitecustomize.py with `--fake-world` only.
 
 FACTS_NAME = "fake_rank_{rank}.json"
 """File with facts about a rank: its steps, number of operators and peak memory."""
+FAILURE_NAME = "fake_rank_{rank}_failure.txt"
+"""File with the reason why the script of a rank failed, which the launcher reads and removes."""
+OBJECT_NAME = "fake_object_{source}_{target}_{number}.pickle"
+"""File with an object that a rank has sent to another one, which runs later; the launcher removes it."""
 LIBRARY_VARIABLE = "ETLOOM_FAKE_DEVICE"
 """The environment variable that names the library of the fake device, for the processes of the job."""

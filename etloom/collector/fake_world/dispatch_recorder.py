@@ -9,12 +9,14 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import data_defaults
+from .failures import find_in_chain
 from .memory_kinds import MemoryKinds
 from .request_history import RequestHistory
 
 _OMITTED = ("aten::detach", "aten::lift_fresh", "aten::alias")
 """Operators without work, which autograd calls all the time."""
-_OMITTED_NAMESPACE = "profiler::"
+_OMITTED_NAMESPACES = ("profiler::", "prim::")
 _COMMUNICATION = ("c10d::", "_c10d_functional::")
 
 
@@ -81,6 +83,9 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     While ``paused`` is true it does neither.
     """
 
+    supports_higher_order_operators = True
+    """An operator of functions, such as flex attention, is one operator."""
+
     def __init__(self, torch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._torch = torch
@@ -90,16 +95,33 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory = MemoryUse()
         self.memory.follow_resizes(torch)
         self.kinds = MemoryKinds(self.memory.history)
+        self._failure: tuple[BaseException, str] | None = None
+
+    def find_failed_operator(self, error: BaseException) -> tuple[BaseException, str]:
+        """Return the exception of the operator that caused an exception, and its name; "" for none."""
+        if self._failure is not None and find_in_chain(error, self._failure[0]):
+            return self._failure
+        return error, ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(_is_wrapper(kind) for kind in types):
             return NotImplemented  # a DTensor calls the operators of its shard, which are recorded then
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = func._schema.name
-        if self.paused:
+        schema = getattr(func, "_schema", None)
+        if schema is None and func.name() == "run_dtensor_rng_op":  # a random operator after two numbers
+            with self:
+                return args[2](*args[3:], **kwargs)
+        name = f"higher_order::{func.name()}" if schema is None else schema.name
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            self._failure = error, name
+            raise
+        if self.paused or name == "prim::device":  # asked for with each operator
             return result
         outputs = tree_leaves(result)
+        if schema is not None:
+            data_defaults.follow(func, args, kwargs, outputs)
         for output in outputs:
             if self._is_on_device(output):
                 self.memory.add(output, name)
@@ -109,7 +131,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self._is_on_device(value):
                     key = value.untyped_storage()._cdata
                     self.memory.history.mark(key, "communication", is_certain=False)
-        if self.recording and name not in _OMITTED and not name.startswith(_OMITTED_NAMESPACE):
+        if self.recording and name not in _OMITTED and not name.startswith(_OMITTED_NAMESPACES):
             self._keep(func, name, args, kwargs, outputs)
         return result
 
@@ -134,11 +156,13 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _keep(self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> None:
         values = [*args, *kwargs.values()]
         communication = None
-        if name.startswith(_COMMUNICATION):
+        if name.startswith(_COMMUNICATION) and not name.endswith("::wait_tensor"):
             communication = self._describe_communication(name, values, outputs)
         inputs = [self._describe(value) for value in values]
         described = [self._describe(value) for value in outputs]
-        self.operators.append(OperatorRecord(name, str(func._schema), inputs, described, communication))
+        self.operators.append(
+            OperatorRecord(name, str(getattr(func, "_schema", "")), inputs, described, communication)
+        )
 
     def _is_on_device(self, value: Any) -> bool:
         return isinstance(value, self._torch.Tensor) and value.device.type == "cuda"

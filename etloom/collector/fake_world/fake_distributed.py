@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from . import fake_reducer
+from .fake_objects import ObjectExchange
 
 
 class _Finished:
@@ -42,7 +44,7 @@ def _scatter_objects(output: list[Any], values: list[Any] | None = None, *_: Any
     output[0] = values[0] if values else None
 
 
-def install(torch: Any, rank: int, world_size: int) -> None:
+def install(torch: Any, rank: int, world_size: int, folder: Path) -> None:
     """Make init_process_group use the backend "fake", and make object collectives return the objects of this rank."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -74,7 +76,11 @@ def install(torch: Any, rank: int, world_size: int) -> None:
         ranks = arguments[0] if arguments else options.pop("ranks", None)
         return new_group(ranks, **{key: options[key] for key in ("group_desc",) if key in options})
 
+    exchange = ObjectExchange(torch, folder, rank)
+    exchange.derive_gradients_of_pipelines()
     replacements = {
+        "send_object_list": exchange.send,
+        "recv_object_list": exchange.receive,
         "init_process_group": init_process_group,
         "new_group": create_group,
         "all_reduce": all_reduce,

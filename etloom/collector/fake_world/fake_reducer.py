@@ -3,7 +3,8 @@
 The order is that of torch's: the first step reduces the parameters in the buckets that DistributedDataParallel has
 assigned, later ones in buckets by the order in which the gradients of the first were ready. A bucket is reduced when
 all its gradients are ready and all buckets before it are reduced, so communication overlaps with the backward pass as
-on devices. See torch/csrc/distributed/c10d/reducer.cpp.
+on devices. A static graph is reduced after the first step's backward pass, so the order is that of the second step.
+Buckets stay as they are where unused parameters are searched for. See torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def install(torch: Any) -> None:
     """Let DistributedDataParallel use `Reducer`."""
     dist = torch.distributed
     ddp = torch.nn.parallel.distributed
-    dist.Reducer, dist.Logger = Reducer, _Ignored
+    dist.Reducer, dist.Logger = Reducer, _Logger
     dist._register_comm_hook = lambda reducer, state, hook: reducer.use_hook(state, hook)
     dist._register_builtin_comm_hook = lambda *_: None
     dist._broadcast_coalesced = _broadcast_coalesced
@@ -36,6 +37,19 @@ class _Ignored:
         return lambda *_, **__: None
 
 
+class _Logger(_Ignored):
+    """Keeps no facts about a model, but lets them be asked for."""
+
+    strs_map: dict[str, str]
+    ints_map: dict[str, int]
+
+    def __init__(self, *_: Any) -> None:
+        self.strs_map, self.ints_map = {}, {}
+
+    def _get_ddp_logging_data(self) -> _Logger:
+        return self
+
+
 class _Bucket:
     """Parameters whose gradients are reduced at once; also what a communication hook of the job gets."""
 
@@ -46,6 +60,7 @@ class _Bucket:
         self._buffer = torch.empty(
             sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=parameters[0].device
         )
+        self._views: list[Any] = []
         self.waiting = len(parameters)
 
     def index(self) -> int:
@@ -59,17 +74,17 @@ class _Bucket:
 
     def set_buffer(self, buffer: Any) -> None:
         self._buffer = buffer
+        self._views = []
 
     def parameters(self) -> list[Any]:
         return self._parameters
 
     def gradients(self) -> list[Any]:
-        views, start = [], 0
-        for parameter in self._parameters:
-            part = self._buffer.narrow(0, start, parameter.numel())
-            views.append(part.view(parameter.shape))
+        start = sum(view.numel() for view in self._views)
+        for parameter in self._parameters[len(self._views) :]:
+            self._views.append(self._buffer.narrow(0, start, parameter.numel()).view(parameter.shape))
             start += parameter.numel()
-        return views
+        return self._views
 
 
 class Reducer(_Ignored):
@@ -83,7 +98,10 @@ class Reducer(_Ignored):
         self._keeps_gradients_in_buckets = bool(options.get("is_view"))
         self._limits = [options.get("first_bytes") or _MIB, options["bytes"]]
         self._hook: Any = None
-        self._order: list[int] | None = []
+        self._finds_unused = bool(options.get("find_unused"))
+        self._is_static = self._is_first_of_static = False
+        self._order: list[int] | None = None if self._finds_unused else []
+        self._unused: set[int] = set()
         self._is_expecting = self._is_queued = False
         self._assign(bucket_indices)
         for index, parameter in enumerate(parameters):
@@ -93,13 +111,27 @@ class Reducer(_Ignored):
         """Reduce with a communication hook of the job."""
         self._hook = lambda bucket: hook(state, bucket)
 
-    def prepare_for_backward(self, _outputs: list[Any]) -> None:
+    def _set_static_graph(self) -> None:
+        """Reduce all gradients at the end of the first step."""
+        self._is_static = self._is_first_of_static = True
+        self._finds_unused, self._order = False, []
+        self._unused = set(self._place)
+
+    def prepare_for_backward(self, outputs: list[Any]) -> None:
         """Expect the gradients of a backward pass; without this call they are accumulated only (`no_sync`)."""
         self._is_expecting, self._is_queued = True, False
         self._ready: set[int] = set()
         self._reduced: list[Any] = []
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters())
+        if self._is_static and not self._is_first_of_static:
+            for index in sorted(self._unused):
+                self._add(index)
+        if self._finds_unused:
+            used = _find_used(outputs)
+            for index, parameter in enumerate(self._parameters):
+                if id(parameter) not in used:
+                    self._add(index)
 
     def _rebuild_buckets(self) -> bool:
         """Assign buckets in the order in which the gradients of the first step were ready; return whether it was."""
@@ -112,6 +144,10 @@ class Reducer(_Ignored):
         distributed: Any = torch.distributed
         indices, _ = distributed._compute_bucket_assignment_by_size(tensors, self._limits, [], order)
         self._assign(indices)
+        with torch.no_grad():  # rank 0 tells the others its buckets
+            for count in (len(order) + 1, len(indices)):
+                numbers = torch.empty(count, dtype=torch.int32, device=self._parameters[0].device)
+                distributed.broadcast(numbers, distributed.get_global_rank(self._group, 0), group=self._group)
         return True
 
     def _assign(self, bucket_indices: list[list[int]]) -> None:
@@ -125,11 +161,14 @@ class Reducer(_Ignored):
     def _mark_ready(self, index: int) -> None:
         import torch
 
-        if not self._is_expecting or index in self._ready:
+        if not self._is_expecting or index in self._ready or index not in self._place:
             return
         if not self._is_queued:
             self._is_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if self._is_first_of_static:
+            self._unused.discard(index)
+            return
         if self._order is not None:
             self._order.append(index)
         self._add(index)
@@ -152,6 +191,8 @@ class Reducer(_Ignored):
             bucket.waiting -= 1
             while len(self._reduced) < len(self._buckets) and not self._buckets[len(self._reduced)].waiting:
                 self._reduced.append(self._reduce(self._buckets[len(self._reduced)]))
+                if self._finds_unused and len(self._reduced) == len(self._buckets):
+                    self._reduce_use()
 
     def _reduce(self, bucket: _Bucket) -> Any:
         import torch
@@ -160,14 +201,26 @@ class Reducer(_Ignored):
             return self._hook(bucket)
         return torch.distributed.all_reduce(bucket.buffer(), group=self._group, async_op=True)
 
+    def _reduce_use(self) -> None:
+        """Reduce which parameters the ranks have used."""
+        import torch
+
+        device = self._parameters[0].device
+        used = torch.zeros(len(self._parameters), dtype=torch.int32, device=device)
+        torch.distributed.all_reduce(used, group=self._group)
+
     def _finish(self) -> None:
         """At the end of a backward pass: reduce what is missing, wait, and hand the reduced gradients to parameters."""
         import torch
 
-        for index in range(len(self._parameters)):
+        for index in self._place:
             if index not in self._ready:
                 self._add(index)
-        self._is_expecting = False
+        if self._is_first_of_static:
+            self._reduce_use()
+        elif self._is_static and self._order is not None:
+            self._order += sorted(self._unused)
+        self._is_expecting = self._is_first_of_static = False
         with torch.no_grad():
             for work, bucket in zip(self._reduced, self._buckets, strict=True):
                 work.wait()
@@ -176,6 +229,21 @@ class Reducer(_Ignored):
                         parameter.grad = view
                     elif parameter.grad is not None:
                         parameter.grad.copy_(view)
+
+
+def _find_used(outputs: list[Any]) -> set[int]:
+    """Return the ids of the parameters from which outputs are computed."""
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set(waiting)
+    used: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            used.add(id(node.variable))
+        new = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= new
+        waiting += new
+    return used
 
 
 def _broadcast_coalesced(group: Any, tensors: list[Any], _bytes: int, rank: int = 0) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 from ..options import RecordingOptions
 from ..rank_environment import current_rank
 from ..session.messages import MessageLog
-from . import FACTS_NAME, fake_cuda, fake_distributed
+from . import (
+    FACTS_NAME,
+    FAILURE_NAME,
+    attention,
+    data_defaults,
+    failures,
+    fake_cuda,
+    fake_distributed,
+    fake_kernels,
+    host_side,
+)
 from .dispatch_recorder import DispatchRecorder, OperatorRecord
 from .trace_file import write_trace
 
@@ -24,7 +34,7 @@ def start(torch: Any, library: Any) -> None:
         torch: The module.
         library: The library of the fake device, loaded with ctypes before torch.
     """
-    from torch._subclasses import fake_impls, fake_tensor
+    from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     options = RecordingOptions.from_environment()
@@ -33,10 +43,12 @@ def start(torch: Any, library: Any) -> None:
     # Otherwise it would copy constants, such as a batch norm's count, to the device.
     setattr(FakeTensorMode, "avoid_device_init", True)  # noqa: B010
     fake_cuda.install(torch, library.etloom_set_device)
-    fake_distributed.install(torch, rank, world_size)
-    torch.utils.swap_tensors = _swap_tensors
+    fake_distributed.install(torch, rank, world_size, Path(options.out))
+    attention.install(torch)
+    data_defaults.install(torch)
+    fake_kernels.install(torch)
+    host_side.install(torch)
     torch.compile = _EagerCompiler()
-    torch.Tensor.record_stream = lambda *_: None
     for name in (
         "init_cuda_context",
         "init_gpu_context",
@@ -45,23 +57,13 @@ def start(torch: Any, library: Any) -> None:
     if "FakeTensor" not in torch.nn.Module._apply.__code__.co_cellvars:
         # Before torch 2.6 `model.cuda()` would move the data of a fake parameter, but not its device.
         torch.__future__.set_swap_module_params_on_conversion(True)
-    fake_impls.op_implementations_dict[torch.ops.aten._local_scalar_dense.default] = _read_scalar
     recorder = DispatchRecorder(torch)
     recorder.ignore_inferred_shapes()
+    failures.report_to(Path(options.out) / FAILURE_NAME.format(rank=rank), recorder.find_failed_operator)
     fake_tensors.__enter__()
     recorder.__enter__()  # type: ignore[no-untyped-call]
     recorder.kinds.attach()
     _StepRecording(options, rank, recorder).attach(torch)
-
-
-def _read_scalar(mode: Any, func: Any, tensor: Any) -> Any:
-    """Return the value to use for a scalar tensor without data: 0.0 for floats, False for booleans, 1 for integers.
-
-    0.0, so that a GradScaler sees no overflow.
-    """
-    if tensor.dtype.is_floating_point:
-        return 0.0
-    return False if str(tensor.dtype) == "torch.bool" else 1
 
 
 class _EagerCompiler:
@@ -73,15 +75,6 @@ class _EagerCompiler:
     def __call__(self, model: Any = None, **_: Any) -> Any:
         self._messages.warn_once("torch.compile is ignored: operators are those of the eager code")
         return model if model is not None else lambda function: function
-
-
-def _swap_tensors(first: Any, second: Any) -> None:
-    """Swap two tensors like torch.utils.swap_tensors, which refuses fake tensors because they have weak references."""
-    import torch
-
-    first.__class__, second.__class__ = second.__class__, first.__class__
-    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
-    torch._C._swap_tensor_impl(first, second)
 
 
 class _StepRecording:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..fake_world import FACTS_NAME, LIBRARY_VARIABLE
+from ..fake_world import FACTS_NAME, FAILURE_NAME, LIBRARY_VARIABLE, OBJECT_NAME
 from ..observer.native_build import BuildError, build_library
 from ..option_parsing import local_folder, option_error, parse_ranks, parse_window
 from ..options import CollectOptions, RecordingOptions, loaded_version, new_scratch_name
@@ -79,7 +79,10 @@ def record_fake_ranks(
         status = status or code
         recorded += [rank] if facts is not None else []
         name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"
-        messages.append(f"{name}: {_describe_result(facts, code, recording.last)}")
+        failure = _take_failure(Path(folder), rank)
+        messages.append(f"{name}: {_describe_result(facts, failure, code, recording.last)}")
+    for path in Path(folder).glob(OBJECT_NAME.format(source="*", target="*", number="*")):
+        path.unlink(missing_ok=True)
     return Path(folder), status, tuple(recorded), (Path(folder),), tuple(messages)
 
 
@@ -114,7 +117,20 @@ def _run_rank(
         return code, None
 
 
-def _describe_result(facts: Mapping[str, Any] | None, code: int, last: int | None) -> str:
+def _take_failure(folder: Path, rank: int) -> str:
+    """Return why the script of a rank failed, "" if it did not say, and remove the file that says so."""
+    path = folder / FAILURE_NAME.format(rank=rank)
+    try:
+        reason = path.read_text(encoding="utf-8")
+        path.unlink()
+    except (OSError, ValueError):
+        return ""
+    return reason
+
+
+def _describe_result(facts: Mapping[str, Any] | None, failure: str, code: int, last: int | None) -> str:
+    if facts is None and failure:
+        return f"nothing recorded: {failure}"
     if facts is None:
         return f"nothing recorded: it ended with status {code} before step {last} of its optimizer"
     steps = ", ".join(map(str, facts["steps"]))

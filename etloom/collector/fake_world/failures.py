@@ -1,0 +1,79 @@
+"""States in one line why a script on fake tensors failed: its own line, the operator, the reason, what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_MAX_LENGTH = 300
+_REMEDIES = (
+    (
+        (
+            "Unsupported operator",
+            "not implemented for",
+            "Could not run",
+            "no fake impl",
+            "fake implementation",
+        ),
+        "{shape}",
+    ),
+    (("data pointer", "data_ptr", "storage", "Triton", "triton"), "{kernel}"),
+)
+_SHAPE = "give it a shape function with torch.library.register_fake, or replace it for the recording"
+_KERNEL = "it needs data: make the kernel an operator with torch.library.custom_op and register_fake"
+
+
+def report_to(path: Path, find_operator: Callable[[BaseException], tuple[BaseException, str]]) -> None:
+    """Write the reason into a file when an exception ends the script; its traceback is printed as usual.
+
+    Args:
+        path: The file.
+        find_operator: Returns the exception of the operator that caused an exception, and its name; "" for none.
+    """
+    process, before = os.getpid(), sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == process:
+            path.write_text(describe_failure(trace, *find_operator(error)), encoding="utf-8")
+        before(kind, error, trace)
+
+    sys.excepthook = report
+
+
+def describe_failure(trace: TracebackType | None, error: BaseException, operator: str) -> str:
+    """Return the place in the script, the operator, the first line of the message, and what to do."""
+    message = (str(error).strip().splitlines() or [""])[0].partition(". This could be")[0][:_MAX_LENGTH]
+    parts = [
+        _find_place(trace),
+        operator,
+        f"{type(error).__name__}: {message}" if message else type(error).__name__,
+    ]
+    text = ": ".join(part for part in parts if part)
+    for words, remedy in _REMEDIES:
+        if operator and any(word in f"{type(error).__name__} {error}" for word in words):
+            return f"{text}; {remedy.format(shape=_SHAPE, kernel=_KERNEL)}"
+    return text
+
+
+def _find_place(trace: TracebackType | None) -> str:
+    """Return file and line of the innermost call that is neither in an installed package nor in the collector."""
+    place = ""
+    for frame in traceback.extract_tb(trace):
+        is_installed = "site-packages" in frame.filename or frame.filename.startswith((sys.base_prefix, "<"))
+        if not is_installed and Path(__file__).parent != Path(frame.filename).parent:
+            place = f"{Path(frame.filename).name}:{frame.lineno}"
+    return place
+
+
+def find_in_chain(error: BaseException | None, raised: Any) -> bool:
+    """Return whether an exception is another one, or was raised because of it."""
+    while error is not None:
+        if error is raised:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
