@@ -43,7 +43,7 @@ def test_a_script_as_users_write_it_is_recorded(name: str, data: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", ["view", "copy"])
+@pytest.mark.parametrize("view", ["view"])
 def test_gradients_are_reduced_in_the_buckets_of_a_real_job(view: str, tmp_path: Path) -> None:
     """The communication of a step: order, kind and bytes."""
     (tmp_path / "train.py").write_text(REDUCED)

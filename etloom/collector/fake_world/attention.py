@@ -33,7 +33,8 @@ def _attend(
 ) -> Any:
     import torch
 
-    operators, backends = torch.ops.aten, torch.backends.cuda
+    operators: Any = torch.ops.aten
+    backends: Any = torch.backends.cuda
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     if query.dim() == 4 and query.dtype == key.dtype == value.dtype and query.numel() and key.numel():

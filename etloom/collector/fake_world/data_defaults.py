@@ -15,20 +15,22 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 _ATTRIBUTE = "_etloom_mean"
-_COPIES = ("_to_copy", "clone", "copy_", "lift_fresh", "lift_fresh_copy", "repeat", "flip", "mean")
-_COPIES += (
-    "cat",
-    "stack",
-    "index_select",
-    "gather",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "wait_tensor",
-    "_amp_update_scale_",
+_COPIES: tuple[str, ...] = (
+    *(
+        "_to_copy",
+        "clone",
+        "copy_",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "repeat",
+        "flip",
+        "mean",
+        "cat",
+        "stack",
+    ),
+    *("index_select", "gather", "amax", "amin", "max", "min", "wait_tensor", "_amp_update_scale_"),
+    *("all_to_all_single", "all_gather_into_tensor", "broadcast"),
 )
-_COPIES += ("all_to_all_single", "all_gather_into_tensor", "broadcast")
 _CONSTANTS = {
     "zeros": 0,
     "zeros_like": 0,
@@ -57,9 +59,9 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 
 def install(torch: Any) -> None:
     """Define the results of fake tensors that depend on data."""
-    from torch._subclasses import fake_impls
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses import fake_impls, fake_tensor
 
+    fake: Any = fake_tensor.FakeTensor
     aten = torch.ops.aten
     fake_impls.op_implementations_dict.update(
         {
@@ -75,8 +77,8 @@ def install(torch: Any) -> None:
             aten.bincount.default: _count_values,
         }
     )
-    FakeTensor.tolist = _to_list
-    FakeTensor.numpy = _to_numpy
+    fake.tolist = _to_list
+    fake.numpy = _to_numpy
 
 
 def follow(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> None:
@@ -109,7 +111,7 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
-def _infer(name: str, args: Any, kwargs: Any, tensors: list[Any], outputs: list[Any]) -> float | None:
+def _infer(name: str, args: Any, kwargs: Any, tensors: list[Any], outputs: list[Any]) -> Any:
     """Return the mean of the elements of an operator's result, if known."""
     if name in _CONSTANTS:
         return _CONSTANTS[name]
@@ -197,7 +199,8 @@ def _list_indices(tensor: Any) -> Any:
 def _select_all(_mode: Any, _function: Any, tensor: Any, mask: Any) -> Any:
     import torch
 
-    return tensor.new_empty((math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)),))
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+    return tensor.new_empty((math.prod(shape),))
 
 
 def _unique(

@@ -1,7 +1,8 @@
 """Objects that one rank sends to another, such as the shapes of activations between the stages of a pipeline.
 
-Ranks run one after another: what an earlier one has sent is in a file. A later one, or one that is not recorded, cannot
-be asked: then an object like the last one that this rank has sent itself is received.
+Ranks run one after another: what an earlier one has sent is in a file of a folder that the launcher has created for
+this recording, with a random name, so that no other object is ever unpickled. A later one, or one that is not recorded,
+cannot be asked: then an object like the last one that this rank has sent itself is received.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
-
-from . import OBJECT_NAME
 
 _NOTHING = object()
 
@@ -53,7 +52,7 @@ class ObjectExchange:
         for index in range(len(objects)):
             path = self._path(source, self._rank)
             if path.exists():
-                objects[index] = pickle.loads(path.read_bytes())  # noqa: S301  of this recording
+                objects[index] = pickle.loads(path.read_bytes())  # noqa: S301
             elif self._last is not _NOTHING:
                 objects[index] = self._last
             else:
@@ -74,8 +73,8 @@ class ObjectExchange:
             from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
         except ImportError:  # before torch 2.12 there is nothing to derive
             return
-        receive, vote = stage.PipelineStage._recv_meta, stage.PipelineStage._warmup_forward_vote
-        hear = stage.PipelineStage._warmup_backward_result
+        kind: Any = stage.PipelineStage
+        receive, vote, hear = kind._recv_meta, kind._warmup_forward_vote, kind._warmup_backward_result
 
         def receive_or_derive(self: Any, source_stage: int) -> Any:
             if source_stage > self.stage_index:
@@ -89,14 +88,14 @@ class ObjectExchange:
         def hear_own_vote(self: Any, *arguments: Any, **options: Any) -> Any:
             return hear(self, *arguments, **options) * self._etloom_vote
 
-        stage.PipelineStage._recv_meta = receive_or_derive
-        stage.PipelineStage._warmup_forward_vote = vote_alone
-        stage.PipelineStage._warmup_backward_result = hear_own_vote
+        kind._recv_meta = receive_or_derive
+        kind._warmup_forward_vote = vote_alone
+        kind._warmup_backward_result = hear_own_vote
 
     def _path(self, source: int, target: int) -> Path:
         number = self._numbers[source, target]
         self._numbers[source, target] += 1
-        return self._folder / OBJECT_NAME.format(source=source, target=target, number=number)
+        return self._folder / f"{source}_{target}_{number}.pickle"
 
     def _global_rank(self, rank: int | None, group: Any, group_rank: int | None) -> int:
         if rank is not None or group_rank is None:

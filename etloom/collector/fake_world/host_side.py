@@ -43,27 +43,29 @@ def _allow_foreach() -> None:
 
 def _number_addresses(torch: Any) -> None:
     """Give each storage without data an address, by which FSDP and others ask whether two tensors share memory."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses import fake_tensor
 
+    fake: Any = fake_tensor.FakeTensor
     find = torch.UntypedStorage.data_ptr
     torch.UntypedStorage.data_ptr = lambda storage: (
         storage._cdata if storage.device.type == "meta" and storage.nbytes() else find(storage)
     )
-    FakeTensor.data_ptr = lambda _: 0  # by which deepcopy knows to clone it; torch's own also warns
+    fake.data_ptr = lambda _: 0  # by which deepcopy knows to clone it; torch's own also warns
 
 
 def _follow_devices(torch: Any) -> None:
     """Let `parameter.data = other` also take the device of a fake tensor, which is not part of its data."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses import fake_tensor
 
+    fake: Any = fake_tensor.FakeTensor
     data = torch._C.TensorBase.data
 
     def set_data(tensor: Any, value: Any) -> None:
         data.__set__(tensor, value)
-        if isinstance(value, FakeTensor):
+        if isinstance(value, fake):
             tensor.fake_device = value.fake_device
 
-    FakeTensor.data = property(data.__get__, set_data)
+    fake.data = property(data.__get__, set_data)
 
 
 def _copy_with_data(torch: Any) -> None:
@@ -117,9 +119,8 @@ def _swap_tensors(first: Any, second: Any) -> None:
 
     import torch
 
-    names = [
-        name for name in copyreg._slotnames(type(first)) if hasattr(first, name) and hasattr(second, name)
-    ]  # type: ignore[attr-defined]
+    slots = copyreg._slotnames(type(first))  # type: ignore[attr-defined]
+    names = [name for name in slots if hasattr(first, name) and hasattr(second, name)]
     for name in ("__class__", "__dict__", *names):  # a DTensor has its shard in a slot
         value = getattr(first, name)
         setattr(first, name, getattr(second, name))

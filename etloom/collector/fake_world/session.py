@@ -43,7 +43,7 @@ def start(torch: Any, library: Any) -> None:
     # Otherwise it would copy constants, such as a batch norm's count, to the device.
     setattr(FakeTensorMode, "avoid_device_init", True)  # noqa: B010
     fake_cuda.install(torch, library.etloom_set_device)
-    fake_distributed.install(torch, rank, world_size, Path(options.out))
+    fake_distributed.install(torch, rank, world_size, Path(options.scratch))
     attention.install(torch)
     data_defaults.install(torch)
     fake_kernels.install(torch)

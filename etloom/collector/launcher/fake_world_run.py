@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..fake_world import FACTS_NAME, FAILURE_NAME, LIBRARY_VARIABLE, OBJECT_NAME
+from ..fake_world import FACTS_NAME, FAILURE_NAME, LIBRARY_VARIABLE
 from ..observer.native_build import BuildError, build_library
 from ..option_parsing import local_folder, option_error, parse_ranks, parse_window
 from ..options import CollectOptions, RecordingOptions, loaded_version, new_scratch_name
@@ -63,6 +64,7 @@ def record_fake_ranks(
     )
     library = _build_device()
     claim_folder(folder, overwrite)
+    Path(recording.scratch).mkdir(mode=0o700)  # for objects that ranks send each other
     variables = {**os.environ, **environment(recording), LIBRARY_VARIABLE: str(library)}
     recorded: list[int] = []
     messages: list[str] = []
@@ -81,8 +83,7 @@ def record_fake_ranks(
         name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"
         failure = _take_failure(Path(folder), rank)
         messages.append(f"{name}: {_describe_result(facts, failure, code, recording.last)}")
-    for path in Path(folder).glob(OBJECT_NAME.format(source="*", target="*", number="*")):
-        path.unlink(missing_ok=True)
+    shutil.rmtree(recording.scratch, ignore_errors=True)
     return Path(folder), status, tuple(recorded), (Path(folder),), tuple(messages)
 
 
