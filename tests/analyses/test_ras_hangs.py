@@ -414,6 +414,11 @@ def test_info_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "read.missing_comma" in capsys.readouterr().out
 
 
+def test_the_table_of_calls_refers_to_the_verb(tmp_path: Path) -> None:
+    with pytest.raises(EtloomError, match="etloom hangs FILE"):
+        etloom.analyze(save(tmp_path, write_text(make_dead())), "hangs")
+
+
 def test_a_report_next_to_traces_is_not_a_rank(tmp_path: Path) -> None:
     for rank in range(2):
         trace = {
