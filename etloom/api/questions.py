@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import altair
 
     from etloom.comparison import Difference as Difference
+    from etloom.core.communicators import RasReport
     from etloom.graphs import DependencyGraph
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange
@@ -323,10 +324,11 @@ def check(
 
 @verb
 def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
-    """Find the cause of a hang or crash in the Flight Recorder dumps of a job.
+    """Find the cause of a hang or crash in the Flight Recorder dumps of a job, or in a report of NCCL's RAS.
 
     Args:
-        path: a folder with a dump of each rank, a run of ``etloom collect --watch``, or a stored run of dumps.
+        path: a folder with a dump of each rank, a run of ``etloom collect --watch``, or a stored run of dumps; or a
+            report of ``ncclras``, of two the later one. Next to dumps it states what happened to ranks without one.
         rank_pattern: regular expression for the names of dumps with one group, the rank.
 
     Returns:
@@ -334,7 +336,7 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
         ``.table`` the divergences.
 
     Raises:
-        ReadError: no dumps are found, or they cannot be read.
+        ReadError: neither dumps nor a report are found, or they cannot be read.
         AnalysisError: no recorded call has a sequence number.
 
     Example:
@@ -342,37 +344,33 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
         >>> report.cause.ranks  # doctest: +SKIP
         (9, 14)
     """
-    from etloom.analyses.hangs import (
-        calls_of_job,
-        combine_calls,
-        compare_calls,
-        describe_processes,
-        find_cause,
-    )
+    from etloom.analyses.hangs import calls_of_job, combine_calls
+    from etloom.api.hang_answers import judge_dumps, judge_reports
     from etloom.formats.parquet.store_layout import is_store, is_stored_run
     from etloom.loading.file_names import choose_patterns
     from etloom.loading.flight_recorder_dumps import read_dumps
+    from etloom.loading.ras_reports import read_reports
 
     choose_patterns(rank_pattern)  # a wrong pattern is an error whatever the path contains
     source = Path(path)
     problems: tuple[str, ...] = ()
+    reports: list[RasReport] = []
     if is_store(source) or is_stored_run(source):
         calls = calls_of_job(as_job(source)).require_dumps()
     else:
-        dumps, stats = read_dumps(source, rank_pattern)
-        calls, problems = combine_calls(dumps), tuple(f"{row.name}: {row.example}" for row in stats)
+        reports, damage = read_reports(source)
+        dumps, stats = read_dumps(source, rank_pattern, may_be_empty=bool(reports))
+        problems = tuple(f"{row.name}: {row.example}" for row in dict.fromkeys([*damage, *stats]))
+        if not dumps:
+            return judge_reports(reports, problems)
+        calls = combine_calls(dumps)
     calls.require_numbers()
     if source.is_file() and calls.absent:
         problems += (
             f"{source}: the only dump that is read; {format_ranks(calls.absent)} count as ranks without a dump; "
             "open the folder to read all dumps",
         )
-    table = compare_calls(calls)
-    written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]
-    processes = describe_processes(calls.processes, max(written, default=0))
-    return HangReport(
-        find_cause(table, processes), table, tuple(sorted(calls.dumped)), problems, absent=calls.absent
-    )
+    return judge_dumps(calls, reports, problems)
 
 
 @verb

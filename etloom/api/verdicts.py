@@ -100,12 +100,18 @@ def format_comment(result: CheckResult, run: Job, baseline: Job) -> str:
 class HangReport:
     """The result of `etloom.hangs`: the cause of a hang, the divergences between ranks, and unreadable dumps.
 
+    Without dumps, the result is of a report of NCCL's RAS; its ranks are those of the job if a communicator has all
+    GPUs.
+
     Attributes:
         cause: its kind, ranks, sentence and evidence; None if no rank waits for another.
         table: one row per divergence between ranks; columns as of ``etloom analyze hangs``.
         ranks: the ranks with a dump.
         problems: damaged and unreadable dumps, a line each.
         absent: the members of recorded groups that have no dump.
+        remarks: what NCCL's RAS states about ranks without a dump, a line each.
+        communicators: of a report of NCCL's RAS: one row per communicator, property and value; else None.
+        no_cause: the sentence if there is no cause; empty for dumps.
     """
 
     cause: HangCause | None
@@ -113,14 +119,20 @@ class HangReport:
     ranks: tuple[int, ...]
     problems: tuple[str, ...] = ()
     absent: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+    communicators: pl.DataFrame | None = None
+    no_cause: str = ""
 
     @property
     def sentence(self) -> str:
         """Return one sentence: the cause of the hang, or that no rank waits for another."""
-        if self.cause is not None and self.cause.kind == "crashed" and len(self.ranks) == 1:
+        is_dump = self.communicators is None
+        if is_dump and self.cause is not None and self.cause.kind == "crashed" and len(self.ranks) == 1:
             return f"{format_ranks(self.ranks)} waits for {format_ranks(self.cause.ranks)}, of which no dump was read"
         if self.cause is not None:
             return self.cause.sentence
+        if self.no_cause:
+            return self.no_cause
         text = f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"
         if not self.absent:
             return text

@@ -25,7 +25,7 @@ def hangs(
     *,
     path: Annotated[
         Path,
-        "A folder with the Flight Recorder dump of each rank, or a run of etloom collect --watch.",
+        "A folder with the Flight Recorder dump of each rank, a run of etloom collect --watch, or a report of ncclras.",
         Positional("PATH"),
     ],
     rank_pattern: RankPattern = None,
@@ -40,13 +40,18 @@ def hangs(
     stopped, unresponsive (the GIL is held), data loading, a checkpoint, other collective, other size, other dtype, wait
     for each other, device, link, host. etloom analyze hangs prints the whole table in any format.
 
+    A report of NCCL's RAS (ncclras, text or -f json) names the ranks that are dead, silent, behind, ahead or in another
+    status (also: nccl error); two reports show whether the job makes progress. In a folder with dumps, it states what
+    happened to ranks without one.
+
     Examples:
 
     \b
       etloom hangs dumps/
       etloom hangs run/ --format json
+      ncclras -f json > ras.json; etloom hangs ras.json
 
-    Exit status: 0, whether or not there is a hang; 1 if no dumps are found.
+    Exit status: 0, whether or not there is a hang; 1 if neither dumps nor a report are found.
     """
     import etloom
 
@@ -61,12 +66,14 @@ def hangs(
     lines = [report.sentence]
     if report.cause is not None:
         lines += [f"  rank {rank}: {text}" for rank, text in report.cause.evidence.iter_rows()]
+    lines += report.remarks
     write_text("\n".join(map(make_printable, lines)) + "\n", None)
-    if top and not report.table.is_empty():
+    table = _shorten_ranks(report.table if report.communicators is None else report.communicators)
+    if top and not table.is_empty():
         write_text("\n", None)
-        write_table(_shorten_ranks(report.table.head(top)), Format.table, None)
-        if report.table.height > top:
-            print_message(f"{top:,} of {report.table.height:,} rows; --top {report.table.height} shows all")
+        write_table(table.head(top), Format.table, None)
+        if table.height > top:
+            print_message(f"{top:,} of {table.height:,} rows; --top {table.height} shows all")
 
 
 def _format_json(report: HangReport) -> str:
@@ -80,16 +87,28 @@ def _format_json(report: HangReport) -> str:
         "evidence": cause.evidence.to_dicts() if cause else [],
         "divergences": report.table.to_dicts(),
     }
+    if report.remarks:
+        answer["remarks"] = report.remarks
+    if report.communicators is not None:
+        answer["communicators"] = report.communicators.to_dicts()
     return json.dumps(answer, ensure_ascii=False, indent=1) + "\n"
 
 
 def _shorten_ranks(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with lists of ranks as text, such as 0-3, 7, and without the column ``called_ns``."""
+    """Return the table with lists of ranks as text, such as 0-3, 7, and without the column ``called_ns``.
+
+    Ranks that are unknown stay null.
+    """
     import polars as pl
 
     from etloom.core.text import format_ranges
 
     return table.with_columns(
-        pl.Series(name, [format_ranges(ranks or ()) for ranks in table[name].to_list()], dtype=pl.String)
+        pl.Series(
+            name,
+            [None if ranks is None else format_ranges(ranks) for ranks in table[name].to_list()],
+            dtype=pl.String,
+        )
         for name in ("ranks", "others")
-    ).drop("called_ns")
+        if name in table.columns
+    ).drop("called_ns", strict=False)

@@ -673,6 +673,11 @@ DECLARED_STATS = (
         "record with a larger ring, or accept that sums are of the collectives that were written",
     ),
     DeclaredStat(
+        "read.missing_comma",
+        "info",
+        "commas that NCCL 2.28.9 leaves out in the JSON of its RAS when a rank is missing; added",
+    ),
+    DeclaredStat(
         "read.ascend_tasks",
         "info",
         "tasks of an NPU that wait or notify; events of the category npu_task, which no sum includes",

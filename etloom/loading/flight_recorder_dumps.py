@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NoReturn
 
 from etloom import formats
 from etloom.core.calls import DumpedCalls
@@ -20,12 +21,15 @@ _DUMP_NAME = re.compile(r"_dump_\d+$|flight_recorder_\d+(?:\.\w+)*$")
 _MAX_NAMED_FOLDERS = 5
 
 
-def read_dumps(path: Path, rank_pattern: str | None = None) -> tuple[dict[int, DumpedCalls], list[Stat]]:
+def read_dumps(
+    path: Path, rank_pattern: str | None = None, *, may_be_empty: bool = False
+) -> tuple[dict[int, DumpedCalls], list[Stat]]:
     """Read the Flight Recorder dump of each rank in a folder, or a single dump.
 
     Args:
         path: a folder with files such as _dump_3 or flight_recorder_3.json; or a run of ``etloom collect --watch``.
         rank_pattern: regular expression for the file names with one group, the rank.
+        may_be_empty: return no dumps instead of an error if there are none.
 
     Returns:
         rank -> its calls, and rows of stats: damage, unreadable files.
@@ -65,17 +69,22 @@ def read_dumps(path: Path, rank_pattern: str | None = None) -> tuple[dict[int, D
             )
         dumps[rank] = dump
         stats += dump.stats
-    if not dumps and not stats and (folders := sorted(file.name for file in files if file.is_dir())):
+    if not dumps and not may_be_empty:
+        _raise_no_dumps(path, files, stats)
+    return dumps, stats
+
+
+def _raise_no_dumps(path: Path, files: list[Path], stats: list[Stat]) -> NoReturn:
+    """Raise ReadError for a folder in which no dump was found; the remedy names its folders, if it has any."""
+    if not stats and (folders := sorted(file.name for file in files if file.is_dir())):
         raise ReadError(
             "the folder contains no Flight Recorder dump",
             where=path,
             remedy=f"try one of its folders: {', '.join(folders[:_MAX_NAMED_FOLDERS])}",
         )
-    if not dumps:
-        raise ReadError(
-            "the run contains no Flight Recorder dump" + (f"; {stats[0].example}" if stats else ""),
-            where=path,
-            remedy="set TORCH_FR_BUFFER_SIZE=20000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1, or record with "
-            "etloom collect --watch",
-        )
-    return dumps, stats
+    raise ReadError(
+        "the run contains no Flight Recorder dump" + (f"; {stats[0].example}" if stats else ""),
+        where=path,
+        remedy="set TORCH_FR_BUFFER_SIZE=20000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1, or record with "
+        "etloom collect --watch",
+    )

@@ -104,6 +104,7 @@ def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None)
     discovery.detect_formats()
     discovery.drop_converted_metrics()
     discovery.drop_copies_of_profiles()
+    discovery.drop_job_reports()
     discovery.check_has_traces()
     discovery.separate_captures()
     discovery.assign_ranks()
@@ -187,6 +188,14 @@ class _Discovery:
         for path in copies:
             del self.formats[path]
             example = f"{path.name}, the .xplane.pb next to it contains more"
+            self.stats[None].append(Stat("job.skipped_file", "info", 1, example))
+
+    def drop_job_reports(self) -> None:
+        """Ignore reports of NCCL's RAS next to traces: they are of the whole job, not of a rank."""
+        reports = [path for path, name in self.formats.items() if name == "nccl-ras"]
+        for path in reports if len(reports) < len(self.formats) else reports[:-1]:
+            del self.formats[path]
+            example = f"{path.name} is a report of NCCL's RAS; etloom hangs reads it"
             self.stats[None].append(Stat("job.skipped_file", "info", 1, example))
 
     def check_has_traces(self) -> None:

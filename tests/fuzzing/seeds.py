@@ -22,6 +22,7 @@ from support import observer_files, rocm_recordings, small_traces
 from support.ascend_traces import write_trace_view
 from support.nccl_profiles import inspector_line, write_lines, write_profile
 from support.paths import ROOT
+from support.ras_reports import Communicator, Member, make_world, write_json, write_text
 from support.xspaces import write_gpus
 
 OWN = ROOT / "tests" / "data"
@@ -442,6 +443,18 @@ def _write_pipeline_operations(folder: Path) -> None:
     pl.DataFrame(rows).write_parquet(folder / "operations.parquet")
 
 
+def _write_nccl_ras(folder: Path) -> None:
+    world = make_world(8)
+    world.members[1].counts["AllReduce"] = 60
+    for rank, status in ((2, "dead"), (3, "unresponsive"), (4, "FINALIZE")):
+        world.members[rank].status = status
+    world.members[5].async_error = 2
+    pair = Communicator(0xABC, [Member(0, {"AllGather": 5}), Member(1, {"AllGather": 4})])
+    (folder / "ras.json").write_text(write_json([world, pair]))
+    (folder / "ras.txt").write_text(write_text([world, pair], verbose=True))
+    (folder / "ras_old.txt").write_text(write_text([world, pair], old=True))
+
+
 SEEDS: dict[str, Seed] = {
     "kineto": Seed(_write_gpu_run, ("kineto_trace_0.json", "kineto_trace_0.json", "kineto_trace_1.json")),
     "kineto-cpu": Seed(_write_cpu_run, ("kineto_trace_0.json.gz",)),
@@ -464,6 +477,7 @@ SEEDS: dict[str, Seed] = {
     "observer": Seed(_write_observer, ("observer_0.etob",)),
     "nccl-profiler": Seed(_write_nccl_profiles, ("nccl-12276093370021447385-0.json",)),
     "nccl-inspector": Seed(_write_nccl_inspector, ("host-pid1.log",)),
+    "nccl-ras": Seed(_write_nccl_ras, ("ras.json", "ras.json", "ras.txt", "ras_old.txt")),
     "xplane": Seed(_write_xplane, ("host.xplane.pb",)),
     "pipeline-operations": Seed(_write_pipeline_operations, ("operations.parquet",)),
     "param-basic": Seed(_write_param, ("comms_rank0.json",)),

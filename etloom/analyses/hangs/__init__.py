@@ -32,6 +32,7 @@ from etloom.analyses.hangs.causes import HangCause, find_cause
 from etloom.analyses.hangs.divergences import COLUMNS, compare_calls
 from etloom.analyses.hangs.job_calls import JobCalls, calls_of_job, combine_calls
 from etloom.analyses.hangs.processes import ProcessState, describe_processes
+from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job
 
 __all__ = [
@@ -55,6 +56,11 @@ EMPTY_MESSAGE = "all ranks called the same collectives in the dumps, and all are
 
 
 def analyze(job: Job) -> pl.DataFrame:
+    if all("nccl_ras" in trace.meta.get("formats", ()) for trace in job.values()):
+        remedy = "etloom hangs FILE answers from it"
+        raise AnalysisError(
+            "a report of NCCL's RAS has counts, not the calls that are compared", remedy=remedy
+        )
     return compare_calls(calls_of_job(job).require_dumps().require_numbers())
 
 

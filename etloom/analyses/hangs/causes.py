@@ -246,7 +246,7 @@ def _make_cause(scene: _Scene, kind: str, ranks: Iterable[int], text: str) -> Ha
         key=lambda row: (-len(named.intersection(row["ranks"])), row["called_ns"] or 0),
     )
     if direct or indirect:
-        parts.append(_describe_waiting(direct, indirect, len(named)))
+        parts.append(describe_waiting(direct, indirect, len(named)))
     if missing:
         parts.append(f"only {format_ranks(missing[0]['others'])} called {_name_call(missing[0])}")
     return HangCause(kind, tuple(sorted(named)), "; ".join(parts), _list_evidence(scene, named, missing))
@@ -284,7 +284,8 @@ def _find_companions(scene: _Scene, named: set[int]) -> dict[str, set[int]]:
     return companions
 
 
-def _describe_waiting(direct: set[int], indirect: set[int], awaited: int) -> str:
+def describe_waiting(direct: set[int], indirect: set[int], awaited: int) -> str:
+    """Return how many ranks wait for ``awaited`` ranks, directly and through others, as part of a sentence."""
     target = "it" if awaited == 1 else "them"
     through_others = f", {len(indirect):,} through other ranks" if indirect else ""
     verb = "waits" if len(direct) == 1 else "wait"
