@@ -104,11 +104,12 @@ def _find_dead(scene: _Scene) -> HangCause | None:
     candidates = (
         (state, groups) for state in scene.report.communicators if (groups := state.find_status(NO_ANSWER))
     )
-    among = next(
-        (f"are among {scene.names.name(state, groups)}" for state, groups in candidates), "are unknown"
+    text_of_ranks = next(
+        (f"are among {scene.names.name(state, groups)}" for state, groups in candidates),
+        "are unknown",
     )
     subject = f"{count_noun(len(processes), 'process', 'processes')} {_is_are(len(processes))}"
-    sentence = f"{subject} {text}, whose ranks {among}: {'; '.join(processes[:_MAX_EVIDENCE])}"
+    sentence = f"{subject} {text}, whose ranks {text_of_ranks}: {'; '.join(processes[:_MAX_EVIDENCE])}"
     return HangCause("crashed", (), sentence, _no_evidence())
 
 
@@ -123,24 +124,26 @@ def _find_silent(scene: _Scene) -> HangCause | None:
 
 def _find_missing(scene: _Scene, statuses: tuple[str, ...], kind: str, text: str) -> HangCause | None:
     """Return the cause for the ranks that did not answer, of all communicators or else of the largest one."""
-    found = [
+    affected = [
         (state, groups) for state in scene.report.communicators if (groups := state.find_status(*statuses))
     ]
-    if not found:
+    if not affected:
         return None
     ranks: set[int] = set()
-    for state, groups in found:
+    for state, groups in affected:
         ranks.update(scene.names.convert(state, join_ranks(groups)) or ())
-    state, groups = found[0]
+    state, groups = affected[0]
     count = sum(group.count for group in groups)
-    others = f"; also ranks of {count_noun(len(found) - 1, 'other communicator')}" if len(found) > 1 else ""
+    others = (
+        f"; also ranks of {count_noun(len(affected) - 1, 'other communicator')}" if len(affected) > 1 else ""
+    )
     if ranks:
         name, count, others = format_ranks(ranks), len(ranks), ""
     else:
         name = scene.names.name(state, groups)
     hint = "" if join_ranks(groups) is not None else "; ncclras -v or -f json names them"
     verb = _is_are(count)
-    return _make_cause(scene, kind, found, ranks, f"{name} {verb} {text}{others}{hint}")
+    return _make_cause(scene, kind, affected, ranks, f"{name} {verb} {text}{others}{hint}")
 
 
 def _find_local_error(scene: _Scene) -> HangCause | None:
@@ -212,8 +215,8 @@ def _find_behind(scene: _Scene) -> HangCause | None:
             f"{format_ranks(ranks)} wait for each other: compare the order of their calls; "
             f"{mapped[0].describe(scene.names)}; {scene.caveat}"
         )
-        found = [(gap.state, gap.behind) for gap in mapped]
-        return _make_cause(scene, "wait for each other", found, ranks, text)
+        affected = [(gap.state, gap.behind) for gap in mapped]
+        return _make_cause(scene, "wait for each other", affected, ranks, text)
     gap = max(mapped, key=lambda gap: len(late.intersection(_convert(scene, gap))))
     direct, indirect = find_waiting(waits, late)
     waiting = f"; {describe_waiting(direct, indirect, len(late))}" if direct or indirect else ""
@@ -274,14 +277,14 @@ def _no_evidence() -> pl.DataFrame:
 def _make_cause(
     scene: _Scene,
     kind: str,
-    found: Iterable[tuple[CommunicatorState, Iterable[RankGroup]]],
+    affected: Iterable[tuple[CommunicatorState, Iterable[RankGroup]]],
     job_ranks: Iterable[int],
     sentence: str,
 ) -> HangCause:
     """Return a cause with the process and device of each of its ranks as evidence, at most `_MAX_EVIDENCE` rows."""
     ranks = tuple(sorted(set(job_ranks)))
     rows: dict[int, str] = {}
-    for state, groups in found:
+    for state, groups in affected:
         for rank in join_ranks(groups) or ():
             if len(rows) >= _MAX_EVIDENCE:
                 break

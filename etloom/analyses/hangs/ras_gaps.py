@@ -29,7 +29,7 @@ COMMUNICATOR_COLUMNS: dict[str, Any] = {
 }
 """One row per communicator, property (status, error, a collective) and value. ranks: those of the communicator, null if
 a text report does not name them."""
-_MAX_SHOWN_VALUES = 4
+_MAX_VALUES = 4
 _MAX_JOB_RANKS = 1 << 20
 
 
@@ -56,8 +56,8 @@ class JobRanks:
         if state.size == self._size:
             return tuple(ranks)
         job_ranks = [self._rank_by_place.get(state.places[rank]) for rank in ranks if rank in state.places]
-        known = [rank for rank in job_ranks if rank is not None]
-        return tuple(sorted(known)) if len(known) == len(tuple(ranks)) else None
+        certain = [rank for rank in job_ranks if rank is not None]
+        return tuple(sorted(certain)) if len(certain) == len(tuple(ranks)) else None
 
     def name(self, state: CommunicatorState, groups: Iterable[RankGroup]) -> str:
         """Return the ranks of groups as text: ranks of the job, else with the communicator they are ranks of."""
@@ -97,12 +97,12 @@ class CountGap:
     def describe(self, names: JobRanks) -> str:
         """Return the number of launches of each group of ranks as text."""
         parts = []
-        for group in self.groups[:_MAX_SHOWN_VALUES]:
+        for group in self.groups[:_MAX_VALUES]:
             ranks = names.convert(self.state, group.ranks) if names.is_known else group.ranks
             ranks = group.ranks if ranks is None else ranks
             owner = count_noun(group.count, "rank") if ranks is None else format_ranks(ranks)
             parts.append(f"{int(group.value):,} on {owner}")
-        more = ", ..." if len(self.groups) > _MAX_SHOWN_VALUES else ""
+        more = ", ..." if len(self.groups) > _MAX_VALUES else ""
         return f"{self.collective} {', '.join(parts)}{more}"
 
 

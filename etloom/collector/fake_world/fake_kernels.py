@@ -11,11 +11,11 @@ def install(torch: Any) -> None:
 
     aten = torch.ops.aten
     shapes = {
-        aten.batch_norm_stats.default: lambda values, _epsilon: _two_channels(values),
-        aten.batch_norm_gather_stats_with_counts.default: lambda values, *_: _two_channels(values),
-        aten.batch_norm_gather_stats.default: lambda values, *_: _two_channels(values),
+        aten.batch_norm_stats.default: lambda values, _epsilon: _make_channel_pair(values),
+        aten.batch_norm_gather_stats_with_counts.default: lambda values, *_: _make_channel_pair(values),
+        aten.batch_norm_gather_stats.default: lambda values, *_: _make_channel_pair(values),
         aten.batch_norm_elemt.default: lambda values, *_: torch.empty_like(values),
-        aten.batch_norm_backward_reduce.default: lambda gradient, values, *_: _two_channels(values) * 2,
+        aten.batch_norm_backward_reduce.default: lambda gradient, values, *_: _make_channel_pair(values) * 2,
         aten.batch_norm_backward_elemt.default: lambda gradient, values, *_: torch.empty_like(values),
     }
     fake_impls.op_implementations_dict.update(
@@ -26,7 +26,7 @@ def install(torch: Any) -> None:
     )
 
 
-def _two_channels(values: Any) -> tuple[Any, Any]:
+def _make_channel_pair(values: Any) -> tuple[Any, Any]:
     """Return two results with one element per channel, in the precision of statistics."""
     import torch
 

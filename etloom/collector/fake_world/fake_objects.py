@@ -81,16 +81,16 @@ class ObjectExchange:
                 return _StageBackwardMeta(backward_metas=_derive_grad_metas(self._stage_meta.outputs))
             return receive(self, source_stage)
 
-        def vote_alone(self: Any, *arguments: Any, **options: Any) -> Any:
+        def decide_vote(self: Any, *arguments: Any, **options: Any) -> Any:
             self._etloom_vote = vote(self, *arguments, **options)
             return self._etloom_vote
 
-        def hear_own_vote(self: Any, *arguments: Any, **options: Any) -> Any:
+        def combine_votes(self: Any, *arguments: Any, **options: Any) -> Any:
             return hear(self, *arguments, **options) * self._etloom_vote
 
         kind._recv_meta = receive_or_derive
-        kind._warmup_forward_vote = vote_alone
-        kind._warmup_backward_result = hear_own_vote
+        kind._warmup_forward_vote = decide_vote
+        kind._warmup_backward_result = combine_votes
 
     def _path(self, source: int, target: int) -> Path:
         number = self._numbers[source, target]

@@ -234,14 +234,14 @@ class Reducer(_Ignored):
 def _find_used(outputs: list[Any]) -> set[int]:
     """Return the ids of the parameters from which outputs are computed."""
     waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen = set(waiting)
+    visited = set(waiting)
     used: set[int] = set()
     while waiting:
         node = waiting.pop()
         if hasattr(node, "variable"):
             used.add(id(node.variable))
-        new = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= new
+        new = {each for each, _ in node.next_functions if each is not None} - visited
+        visited |= new
         waiting += new
     return used
 

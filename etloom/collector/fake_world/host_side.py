@@ -101,13 +101,13 @@ def _load_in_this_process(torch: Any) -> None:
     loader = torch.utils.data.DataLoader
     initialize = loader.__init__
     signature = inspect.signature(initialize)
-    here = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False}
-    here |= {"multiprocessing_context": None, "timeout": 0}
+    replaced = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False}
+    replaced |= {"multiprocessing_context": None, "timeout": 0}
 
     @functools.wraps(initialize)
     def initialize_here(*arguments: Any, **options: Any) -> None:
         bound = signature.bind(*arguments, **options)
-        bound.arguments.update(here)
+        bound.arguments.update(replaced)
         initialize(*bound.args, **bound.kwargs)
 
     loader.__init__ = initialize_here

@@ -75,9 +75,8 @@ def record_fake_ranks(
             status = status or 128 + ending[0]
             messages.append(f"rank {rank} and later ones did not run: {signal.Signals(ending[0]).name}")
             break
-        code, facts = _run_rank(
-            command, Path(folder), rank, {**variables, **_rank_variables(rank, world_size)}, received
-        )
+        environment_of_rank = variables | _rank_variables(rank, world_size)
+        code, facts = _run_rank(command, Path(folder), rank, environment_of_rank, received)
         status = status or code
         recorded += [rank] if facts is not None else []
         name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"

@@ -27,8 +27,8 @@ def add_recording(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     """Return Ray's runtime environment with the environment variables that start the recorder in each worker."""
     environment = dict(runtime_env or {})
     variables = job_environment(RecordingOptions.from_environment())
-    given = dict(environment.get("env_vars") or {})
+    own_variables = dict(environment.get("env_vars") or {})
     bootstrap = variables.pop("PYTHONPATH").split(os.pathsep)[0]
     # Ray replaces the variable by that of the node.
-    variables["PYTHONPATH"] = os.pathsep.join([bootstrap, given.pop("PYTHONPATH", "${PYTHONPATH}")])
-    return environment | {"env_vars": given | variables}
+    variables["PYTHONPATH"] = os.pathsep.join([bootstrap, own_variables.pop("PYTHONPATH", "${PYTHONPATH}")])
+    return environment | {"env_vars": own_variables | variables}

@@ -27,13 +27,13 @@ def choose_actor_folder(out: Path) -> Path:
         return folder
     number = 0
     while True:
-        alone = folder.with_name(f"{folder.name}_{number}")
+        numbered = folder.with_name(f"{folder.name}_{number}")
         try:
-            alone.mkdir()
+            numbered.mkdir()
         except FileExistsError:
             number += 1
         else:
-            return alone
+            return numbered
 
 
 def _find_actor_class() -> str | None:

@@ -195,11 +195,16 @@ def _add_rank(
     counts = entry.get("collective_counts")
     for name, value in list(counts.items())[:_MAX_COLLECTIVES] if isinstance(counts, dict) else ():
         count = to_natural(value)
-        known = values.get(name) if count is not None and len(name) <= _MAX_NAME else None
-        if known is None and count is not None and len(name) <= _MAX_NAME and len(values) < _MAX_COLLECTIVES:
-            known = values.setdefault(name, {})
-        if known is not None and count is not None and name not in (STATUS, INIT_ERROR, ASYNC_ERROR):
-            known[rank] = count
+        by_rank = values.get(name) if count is not None and len(name) <= _MAX_NAME else None
+        if (
+            by_rank is None
+            and count is not None
+            and len(name) <= _MAX_NAME
+            and len(values) < _MAX_COLLECTIVES
+        ):
+            by_rank = values.setdefault(name, {})
+        if by_rank is not None and count is not None and name not in (STATUS, INIT_ERROR, ASYNC_ERROR):
+            by_rank[rank] = count
 
 
 def _add_missing_rank(

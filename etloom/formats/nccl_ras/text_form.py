@@ -183,10 +183,10 @@ class _Parser:
                 draft.places[rank] = RankPlace(place[3], int(place[2]), int(place[1]))
 
 
-def _read_value(status: str | None, count: str | None, nothing: str | None, error: str | None) -> str | int:
+def _read_value(status: str | None, count: str | None, zero: str | None, error: str | None) -> str | int:
     if count is not None:
         return int(count)
-    return 0 if nothing else status or error or ""
+    return 0 if zero else status or error or ""
 
 
 def _parse_ranks(text: str) -> list[int]:
