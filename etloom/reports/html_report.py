@@ -56,6 +56,7 @@ SCRIPTS = (
     "paint.js",
     "timeline.js",
     "views.js",
+    "selection.js",
     "fleet.js",
     "memory.js",
     "input.js",

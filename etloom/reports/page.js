@@ -64,6 +64,7 @@ async function start() {
     if (rank) memory?.selectTime(rank.rank, rank.start[index]);
   };
   connectSearch(timeline);
+  connectSelection(timeline);
   timeline.onload = finish;
   connectButtons(timeline, loaded);
   const status = document.getElementById("status");

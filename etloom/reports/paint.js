@@ -33,6 +33,7 @@ class Painter {
       this.draw();
       this.frames.push(performance.now() - began);
       if (this.frames.length > 300) this.frames.shift();
+      this.onframe();
     });
   }
 

@@ -24,6 +24,7 @@ class Timeline extends Painter {
     this.frames = [];
     this.onselect = () => {};
     this.onview = () => {};
+    this.onframe = () => {};
     this.readColors();
     listen(this);
   }
@@ -222,7 +223,7 @@ class Timeline extends Painter {
   }
 
   measure(from, to) {
-    this.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)];
+    this.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)].map(Math.round);
     this.schedule();
   }
 
