@@ -57,6 +57,7 @@ SCRIPTS = (
     "timeline.js",
     "views.js",
     "selection.js",
+    "link.js",
     "fleet.js",
     "memory.js",
     "input.js",

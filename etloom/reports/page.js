@@ -88,6 +88,7 @@ async function start() {
   if (path.disabled) path.title = "no event here is on a critical path";
   root.dataset.whole = "true";
   timeline.onload();
+  connectLink(timeline);
 }
 
 function connectButtons(timeline, loaded) {

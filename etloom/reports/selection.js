@@ -1,7 +1,6 @@
 // Statistics of the selected time: which names take how much of it.
 
 const MAX_NAMES = 500; // rows of the table
-const REST = 150; // ms without a new picture
 const EXACT = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
 // Calls visit(item, index, time, isClipped) for each event of the unfolded rows that overlaps the time range; `time` is
@@ -76,13 +75,9 @@ function showStatistics(timeline) {
   side.querySelector("input").dispatchEvent(new Event("input"));
 }
 
-// Follows the timeline once it rests: nothing is summed while a selection is drawn.
+// Nothing is summed while a selection is drawn: the table follows once the timeline rests.
 function connectSelection(timeline) {
-  let timer;
   const show = () => showStatistics(timeline);
-  timeline.onframe = () => {
-    clearTimeout(timer);
-    timer = setTimeout(show, REST);
-  };
+  timeline.atRest.push(show);
   document.getElementById("statistics-by").addEventListener("change", show);
 }

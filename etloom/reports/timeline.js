@@ -24,16 +24,17 @@ class Timeline extends Painter {
     this.frames = [];
     this.onselect = () => {};
     this.onview = () => {};
-    this.onframe = () => {};
+    this.atRest = []; // functions to call once the picture rests
     this.readColors();
     listen(this);
   }
 
   add(rank, fit = true) {
-    rank.open = fit;
+    rank.place = this.ranks.length;
+    rank.open = rank.opens = fit; // `opens`: at first
     rank.match = null;
     for (const track of rank.tracks) {
-      track.open = true;
+      track.open = track.opens = true;
       track.pathTime = sumPath(rank, track);
     }
     this.labelTracks(rank);
