@@ -34,7 +34,7 @@ class Timeline extends Painter {
     rank.open = rank.opens = fit; // `opens`: at first
     rank.match = null;
     for (const track of rank.tracks) {
-      track.open = track.opens = true;
+      track.open = track.opens = !track.folded;
       track.pathTime = sumPath(rank, track);
     }
     this.labelTracks(rank);

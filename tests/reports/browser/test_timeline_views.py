@@ -186,3 +186,20 @@ def test_tracks_and_ranks_fold_by_key(show: Open, dlrm: Job) -> None:
     assert page.evaluate("() => etloom.timeline.ranks[0].tracks[0].open") is False
     page.keyboard.press("r")
     assert page.evaluate("() => etloom.timeline.ranks.map(({ open }) => open)") == [False, True, True, True]
+
+
+@pytest.mark.slow
+def test_python_frames_are_folded_until_they_are_shown(show: Open, data: Path) -> None:
+    page = show(open_run(data / "tracelens" / "h100_qwen.json.gz"))
+    tracks = page.evaluate("() => etloom.timeline.ranks[0].tracks.map(({ name, open }) => [name, open])")
+    assert tracks[0][0].startswith("GPU 0 stream")
+    assert {name for name, open_ in tracks if not open_} == {
+        name for name, _ in tracks if name.endswith(", Python")
+    }
+    page.locator("#search").fill("forward")
+    page.locator("#search").press("Enter")
+    settle(page)
+    assert page.evaluate("() => etloom.timeline.isInSight(...Object.values(etloom.timeline.selected))")
+    assert page.evaluate("() => etloom.timeline.ranks[0].tracks.filter(({ open }) => open).length") > sum(
+        open_ for _, open_ in tracks
+    )
