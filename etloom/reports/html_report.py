@@ -56,6 +56,7 @@ SCRIPTS = (
     "paint.js",
     "timeline.js",
     "views.js",
+    "calls.js",
     "selection.js",
     "link.js",
     "fleet.js",

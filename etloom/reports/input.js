@@ -53,6 +53,7 @@ function listenToPointers(timeline) {
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
     pointers.set(event.pointerId, event);
+    timeline.dragging = true;
     canvas.setPointerCapture(event.pointerId);
     drag = {
       x: event.offsetX, y: event.offsetY, view: [...timeline.view], scroll: scroller.scrollTop, moved: false,
@@ -81,6 +82,8 @@ function listenToPointers(timeline) {
   });
   const release = (event) => {
     pointers.delete(event.pointerId);
+    timeline.dragging = pointers.size > 0;
+    timeline.schedule();
     if (event.type === "pointerup" && drag && !drag.moved && !drag.overview) {
       timeline.measure(null);
       timeline.click(event.offsetX, event.offsetY);

@@ -1,6 +1,6 @@
-// The state of the timeline in the address of the page, so that a link reopens a view: the time in view (t), the selected
-// event (e) and time (s), what is folded otherwise than at first (f), the order of the ranks (o), the search (q), whether
-// the critical path is marked (p), and how far it is scrolled (y).
+// The view of the timeline in the address of the page: the time in view (t), the selected event (e) and time (s), folds
+// that differ from those at first (f), the order of ranks (o), the search (q), rows of
+// the statistics (b), the critical path (p), the scroll (y).
 
 function writeState(timeline) {
   const { ranks, view, selected, measured, query, path, scroller } = timeline;
@@ -12,9 +12,9 @@ function writeState(timeline) {
     ...(rank.open === rank.opens ? [] : [rank.rank]),
     ...rank.tracks.flatMap((track, i) => (track.open === track.opens ? [] : [`${rank.rank}.${i}`])),
   ]).join("_"));
-  const order = ranks.map(({ rank }) => rank).join("_");
-  set("o", order !== [...ranks].sort((a, b) => a.place - b.place).map(({ rank }) => rank).join("_") && order);
+  set("o", ranks.some(({ place }, i) => place !== i) && ranks.map(({ place }) => place).join("_"));
   set("q", query);
+  set("b", document.getElementById("statistics-by").selectedIndex);
   set("p", path && "1");
   set("y", Math.round(scroller.scrollTop));
   return state.toString();
@@ -23,14 +23,14 @@ function writeState(timeline) {
 // Returns false if the text is not a state of the timeline.
 function readState(timeline, text) {
   const state = new URLSearchParams(text);
-  const span = readSpan(state.get("t"));
+  const get = (name) => state.get(name) ?? "";
+  const span = readSpan(get("t"));
   if (!span) return false;
   // Marking the path may unfold tracks and move the view: it goes first.
   if (timeline.path !== state.has("p")) document.querySelector('button[data-act="path"]').click();
-  const list = (name) => (state.get(name) ?? "").split("_");
-  const changed = new Set(list("f"));
-  const order = list("o");
-  const place = ({ rank, place }) => (order.length > 1 ? order.indexOf(String(rank)) : place);
+  const changed = new Set(get("f").split("_"));
+  const order = get("o").split("_");
+  const place = ({ place }) => (order.length > 1 ? order.indexOf(String(place)) : place);
   timeline.ranks.sort((a, b) => place(a) - place(b));
   for (const rank of timeline.ranks) {
     rank.open = rank.opens !== changed.has(String(rank.rank));
@@ -38,24 +38,25 @@ function readState(timeline, text) {
   }
   timeline.layout();
   const input = document.getElementById("search");
-  input.value = state.get("q") ?? "";
+  input.value = get("q");
   input.dispatchEvent(new Event("input"));
+  document.getElementById("statistics-by").selectedIndex = [1, 2, 3].find((row) => get("b") === String(row)) ?? 0;
   timeline.setView(...span);
-  const [number, id] = (state.get("e") ?? "").split(".");
+  const [number, id] = get("e").split(".");
   const rank = timeline.ranks.find((other) => String(other.rank) === number);
   const index = rank && id ? rank.id.indexOf(Number(id)) : -1;
   timeline.select(index < 0 ? null : rank, index);
-  timeline.measure(...(readSpan(state.get("s")) ?? [null]));
-  timeline.scroller.scrollTop = Number(state.get("y")) || 0;
+  timeline.measure(...(readSpan(get("s")) ?? [null]));
+  timeline.scroller.scrollTop = Number(get("y")) || 0;
   return true;
 }
 
 function readSpan(text) {
-  const match = /^(-?\d{1,16})_(-?\d{1,16})$/.exec(text ?? "");
-  return match && Number(match[1]) <= Number(match[2]) ? [Number(match[1]), Number(match[2])] : null;
+  const [from, to] = /^-?\d{1,16}_-?\d{1,16}$/.test(text) ? text.split("_").map(Number) : [];
+  return from <= to ? [from, to] : null;
 }
 
-// Opens the view of the address, now and when the address is changed; the address follows the timeline once it rests.
+// Opens the view of the address, also of a changed one; the address follows the timeline once it rests.
 function connectLink(timeline) {
   let last = writeState(timeline);
   const update = () => {
@@ -71,14 +72,10 @@ function connectLink(timeline) {
   open();
   window.addEventListener("hashchange", open);
   timeline.atRest.push(update);
-  document.getElementById("link").addEventListener("click", ({ target }) => {
+  document.getElementById("link").addEventListener("click", async ({ target }) => {
     last = null;
     update();
-    copyLink(target);
+    target.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Copy the address instead");
+    setTimeout(() => { target.textContent = "Copy link"; }, 2000);
   });
-}
-
-async function copyLink(button) {
-  button.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Copy the address instead");
-  setTimeout(() => { button.textContent = "Copy link"; }, 2000);
 }

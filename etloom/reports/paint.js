@@ -35,7 +35,7 @@ class Painter {
       this.frames.push(performance.now() - began);
       if (this.frames.length > 300) this.frames.shift();
       clearTimeout(this.resting);
-      this.resting = setTimeout(() => this.atRest.forEach((act) => act()), REST);
+      if (!this.dragging) this.resting = setTimeout(() => this.atRest.forEach((act) => act()), REST);
     });
   }
 

@@ -25,7 +25,7 @@ class Timeline extends Painter {
     this.onselect = () => {};
     this.onview = () => {};
     this.onmatch = () => {};
-    this.atRest = []; // functions to call once the picture rests
+    this.atRest = []; // functions to call once the picture rests and no button is pressed
     this.readColors();
     listen(this);
   }
@@ -124,9 +124,9 @@ class Timeline extends Painter {
 
   // Fits the event or the time that was selected last; without any, everything.
   fitSelection() {
-    const { selected, measured } = this;
-    if (!selected && !measured) return this.fit();
-    if (selected && this.latest !== measured) return this.zoomTo(selected.rank, selected.index);
+    const { selected, measured, latest } = this;
+    if (!latest) return this.fit();
+    if (latest === selected) return this.zoomTo(selected.rank, selected.index);
     const margin = (measured[1] - measured[0]) * 0.05;
     this.setView(measured[0] - margin, measured[1] + margin);
   }

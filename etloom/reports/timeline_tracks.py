@@ -160,6 +160,7 @@ def assign_rows(events: pl.DataFrame) -> tuple[NDArray[np.int64], int]:
 def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the header of each drawn track: name, class, first event of each row, and number of omitted events.
 
+    The tracks of a thread whose events nest have the same number ``stack``; others have none.
     Python frames are folded at first, unless the rank has nothing else to show.
     """
     counts = plotted.group_by("_track", "_row").agg(pl.len()).sort("_track", "_row")
@@ -167,6 +168,7 @@ def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str,
     for track, row, size in counts.rows():
         sizes.setdefault(track, {})[row] = size
     has_work = not {PYTHON, RECORDER}.issuperset(tracks["_class"])
+    stacks: dict[tuple[int | None, int | None], int] = {}
     headers, index = [], 0
     for track in tracks.iter_rows(named=True):
         rows = sizes.get(track["_track"])
@@ -182,6 +184,9 @@ def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str,
                 "name": track["_name"],
                 "work": track["_class"] not in (HOST_OFF_STACK, RECORDER),
                 "host": track["_class"] == HOST_STACK,
+                "stack": stacks.setdefault((track["_pid"], track["_tid"]), len(stacks))
+                if track["_class"] in (PYTHON, HOST_STACK)
+                else None,
                 "folded": track["_class"] == PYTHON and has_work,
                 "rows": bounds,
                 "omitted": omitted,

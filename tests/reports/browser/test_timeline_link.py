@@ -15,6 +15,7 @@ STATE = """() => {
   const { view, measured, selected, query, path, ranks, scroller } = etloom.timeline;
   return {
     view: view.map(Math.round), measured, query, path, top: Math.round(scroller.scrollTop),
+    by: document.getElementById("statistics-by").value,
     selected: selected && [selected.rank.rank, selected.index],
     open: ranks.map((rank) => [rank.rank, rank.open, rank.tracks.map((track) => track.open)]),
   };
@@ -41,14 +42,16 @@ def test_a_link_reopens_the_view(show: Open, multirank: Job) -> None:
         """([start, end]) => {
           const { timeline } = etloom;
           document.querySelector('button[data-act="path"]').click();
-          timeline.fold(timeline.ranks[0]);
-          timeline.fold(timeline.ranks[1].tracks[0]);
+          timeline.ranks.reverse();
+          timeline.fold(timeline.ranks[1]);
+          timeline.fold(timeline.ranks[0].tracks[0]);
           timeline.next(1);
           timeline.setView(start, end);
           timeline.measure(start + 1000, end - 1000);
         }""",
         [start, start + duration],
     )
+    page.locator("#statistics-by").select_option("callers")
     fragment, state = read_fragment(page), page.evaluate(STATE)
     assert page.evaluate("() => history.length") == entries
     assert (
@@ -61,7 +64,7 @@ def test_a_link_reopens_the_view(show: Open, multirank: Job) -> None:
     assert other.evaluate(STATE) == state
     assert other.locator("#search").input_value() == "nccl"
     assert other.locator("#details dd").first.inner_text().startswith("nccl")
-    assert other.locator("#statistics-table tbody tr").count() > 0
+    assert other.locator("#statistics-calls button").count() > 10
     assert read_fragment(other) == fragment
 
 

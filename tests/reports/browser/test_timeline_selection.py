@@ -11,7 +11,7 @@ import pytest
 from etloom.core import categories
 from etloom.core.trace import Job
 from support.browser_pages import Open, settle
-from support.reports import HOSTILE, hostile_job
+from support.reports import HOSTILE, hostile_job, kernel_row, link_events
 
 pytestmark = pytest.mark.browser
 
@@ -27,6 +27,8 @@ def select_time(page: Any, left: float, right: float) -> tuple[int, int]:
     page.mouse.move(box["x"] + box["width"] * left, y)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * right, y, steps=5)
+    page.wait_for_timeout(300)
+    assert page.locator("#statistics").is_hidden(), "nothing is summed while the mouse moves"
     page.mouse.up()
     page.keyboard.up("Shift")
     page.locator("#statistics").wait_for(state="visible")
@@ -63,7 +65,7 @@ def test_the_statistics_equal_the_events(show: Open, multirank: Job) -> None:
     for name, _, count, total, mean, share in rows:
         assert (count, total) == expected[name]
         assert (mean, share) == (total / count, total / (end - start))
-    assert "only their part inside counts" in page.locator("#statistics-note").inner_text()
+    assert "the part inside counts" in page.locator("#statistics-note").inner_text()
     first = page.locator("#statistics-table tbody tr").first.locator("td").nth(3).inner_text()
     assert first == f"{rows[0][3] // 1000:,}.{rows[0][3] % 1000:03d}"
 
@@ -74,10 +76,9 @@ def test_the_statistics_of_each_track_and_of_unfolded_rows(show: Open, multirank
     start, end = select_time(page, 0.3, 0.7)
     page.evaluate("() => etloom.timeline.fold(etloom.timeline.ranks[1])")
     page.locator("#statistics-by").select_option("track")
-    page.wait_for_function(f"() => !({ROWS})().some((row) => row[1].startsWith('rank 1'))")
+    page.wait_for_function(f"() => ({ROWS})().every((row) => row[1].startsWith('rank 0, '))")
     sums: dict[str, tuple[int, int]] = {}
-    for name, track, count, total, *_ in page.evaluate(ROWS):
-        assert track.startswith("rank 0, ")
+    for name, _, count, total, *_ in page.evaluate(ROWS):
         sums[name] = (sums.get(name, (0, 0))[0] + count, sums.get(name, (0, 0))[1] + total)
     assert sums == sum_events(multirank, [0], start, end)
     page.locator("#statistics input").fill("stream 7")
@@ -86,6 +87,66 @@ def test_the_statistics_of_each_track_and_of_unfolded_rows(show: Open, multirank
     page.locator("canvas").focus()
     page.keyboard.press("Escape")
     page.locator("#statistics").wait_for(state="hidden")
+
+
+BOXES = """() => [...document.querySelectorAll("#statistics-calls button")].map(({ title, style }) => {
+  const [name, numbers] = title.split("\\n"), [, count, time] = /^([\\d,]+) calls, ([\\d,.]+) µs/.exec(numbers);
+  const [left, width, top] = [style.left, style.width, style.top].map(parseFloat);
+  const number = (digits) => Number(digits.replaceAll(",", ""));
+  return { name, count: number(count), ns: Math.round(1000 * number(time)), left, width, top };
+})"""
+
+
+@pytest.mark.slow
+def test_the_calls_of_the_selected_time(show: Open) -> None:
+    def call(name: str, ts: int, dur: int, depth: int, cat: str = "cpu_op") -> dict[str, Any]:
+        return {
+            "cat": cat,
+            "name": name,
+            "ts": ts,
+            "dur": dur,
+            "pid": 1,
+            "tid": 1,
+            "stream": None,
+            "depth": depth,
+        }
+
+    events = [
+        call("main", 0, 10_000, 0, "python_function"),
+        *(call("outer", ts, 3000, 1) for ts in (1000, 5000)),
+        *(call("inner", ts, 1000, 2) for ts in (1500, 5500)),
+        call("inner", 9000, 500, 1),
+        {**kernel_row("gemm", 2000, 7000), "depth": None},
+    ]
+    page = show(Job({0: link_events(events)}))
+    page.evaluate("() => etloom.timeline.measure(2000, 9500)")
+    page.locator("#statistics-by").select_option("calls")
+    page.wait_for_selector("#statistics-calls button")
+    boxes = page.evaluate(BOXES)
+    assert {(box["name"], box["count"], box["ns"], box["top"]) for box in boxes} == {
+        ("all calls", 1, 7500, 0),
+        ("main", 1, 7500, 18),
+        ("outer", 2, 5000, 36),  # 2 of 3 µs inside, and 3
+        ("inner", 1, 500, 36),
+        ("inner", 2, 1500, 54),  # half of 1 µs inside, and 1
+    }
+    for box in boxes:
+        assert box["width"] == pytest.approx(100 * box["ns"] / 7500)
+    page.locator("#statistics-calls button[title^=outer]").click()
+    assert [(box["name"], box["width"]) for box in page.evaluate(BOXES)] == [("outer", 100), ("inner", 30)]
+    page.locator("#statistics-by").select_option("callers")
+    page.wait_for_function(f"() => ({BOXES})().length > 2")
+    boxes = page.evaluate(BOXES)
+    assert {(box["name"], box["ns"], box["top"]) for box in boxes} == {
+        ("all calls", 7500, 0),
+        ("outer", 3500, 18),
+        ("main", 3500, 36),
+        ("inner", 2000, 18),
+        ("outer", 1500, 36),
+        ("main", 500, 36),
+        ("main", 1500, 54),
+        ("main", 2000, 18),
+    }
 
 
 @pytest.mark.slow
