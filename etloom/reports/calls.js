@@ -12,7 +12,7 @@ function addCall(caller, name, color, count, time) {
   return caller.calls.get(name);
 }
 
-// The calls of all unfolded threads in a time range. What outlasts its caller counts up to the caller's end.
+// The calls of unfolded threads in a time range. What outlasts its caller counts up to the caller's end.
 function buildCalls(timeline, [from, to]) {
   const stacks = new Map(); // rank and thread -> its events
   visitRange(timeline, [from, to], ({ rank, track: { stack } }, index) => {
@@ -50,7 +50,7 @@ function invertCalls(root) {
   return inverted;
 }
 
-// Draws a call over the whole width. A click on another one draws that; on the widest one, its caller.
+// Draws a call over the whole width; a click draws another one, on the widest its caller.
 function drawCalls(timeline, area, root, span) {
   const boxes = [];
   const place = (call, depth, left) => {

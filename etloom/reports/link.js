@@ -26,7 +26,7 @@ function readState(timeline, text) {
   const get = (name) => state.get(name) ?? "";
   const span = readSpan(get("t"));
   if (!span) return false;
-  // Marking the path may unfold tracks and move the view: it goes first.
+  // First, as it may unfold tracks and move the view.
   if (timeline.path !== state.has("p")) document.querySelector('button[data-act="path"]').click();
   const changed = new Set(get("f").split("_"));
   const order = get("o").split("_");
@@ -75,7 +75,7 @@ function connectLink(timeline) {
   document.getElementById("link").addEventListener("click", async ({ target }) => {
     last = null;
     update();
-    target.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Copy the address instead");
+    target.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Not copied");
     setTimeout(() => { target.textContent = "Copy link"; }, 2000);
   });
 }

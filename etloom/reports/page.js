@@ -29,7 +29,6 @@ function showDetails(timeline, rank, index) {
   side.replaceChildren(list, buttons);
 }
 
-// Shows the keys instead of the selected event, or the event again.
 function toggleHelp(timeline) {
   const side = document.getElementById("details");
   const { rank, index } = timeline.selected ?? {};

@@ -13,7 +13,6 @@ function visitRange(timeline, [from, to], visit) {
     for (let row = 0; row < item.rows; row++) {
       for (let i = firstAbove(end, from, rows[row], rows[row + 1]); i < rows[row + 1] && start[i] < to; i++) {
         const stop = start[i] + (dur[i] || 0);
-        // Events that share the last row overlap.
         if (stop > from) visit(item, i, Math.min(stop, to) - Math.max(start[i], from));
       }
     }
@@ -46,8 +45,7 @@ const nameOf = (rank, index) => rank.strings[rank.name[index] - 1] ?? "(no name)
 
 // Shows the statistics of the selected time under the timeline, unless they are there already.
 function showStatistics(timeline) {
-  const [side, select, note, table, calls] = ["", "-by", "-note", "-table", "-calls"].map((part) => document.getElementById(`statistics${part}`));
-  const by = select.value;
+  const [side, { value: by }, note, table, calls] = ["", "-by", "-note", "-table", "-calls"].map((part) => document.getElementById(`statistics${part}`));
   const { measured, items, fills } = timeline;
   const key = [measured, items, by, fills];
   if (showStatistics.key?.every((part, i) => part === key[i])) return;
@@ -55,11 +53,10 @@ function showStatistics(timeline) {
   side.hidden = !measured || measured[0] === measured[1];
   if (side.hidden) return;
   const span = measured[1] - measured[0];
-  const hasCalls = by.startsWith("call");
-  calls.hidden = !hasCalls;
-  table.parentNode.hidden = hasCalls;
-  note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}), all unfolded rows added up. Of events that cross an edge, the part inside counts.`;
-  if (hasCalls) {
+  table.parentNode.hidden = by.startsWith("call");
+  calls.hidden = !table.parentNode.hidden;
+  note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); unfolded rows. Events that cross an edge count with their part inside.`;
+  if (!calls.hidden) {
     const root = buildCalls(timeline, measured);
     return drawCalls(timeline, calls, by === "callers" ? invertCalls(root) : root, span);
   }

@@ -25,14 +25,14 @@ class Timeline extends Painter {
     this.onselect = () => {};
     this.onview = () => {};
     this.onmatch = () => {};
-    this.atRest = []; // functions to call once the picture rests and no button is pressed
+    this.atRest = []; // called once the picture rests and no button is pressed
     this.readColors();
     listen(this);
   }
 
   add(rank, fit = true) {
     rank.place = this.ranks.length;
-    rank.open = rank.opens = fit; // `opens`: at first
+    rank.open = rank.opens = fit;
     rank.match = null;
     for (const track of rank.tracks) {
       track.open = track.opens = !track.folded;
@@ -122,7 +122,7 @@ class Timeline extends Painter {
     this.setView(from - pad, to + pad);
   }
 
-  // Fits the event or the time that was selected last; without any, everything.
+  // Fits the event or time that was selected last, else all.
   fitSelection() {
     const { selected, measured, latest } = this;
     if (!latest) return this.fit();

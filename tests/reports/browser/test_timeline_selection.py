@@ -65,7 +65,7 @@ def test_the_statistics_equal_the_events(show: Open, multirank: Job) -> None:
     for name, _, count, total, mean, share in rows:
         assert (count, total) == expected[name]
         assert (mean, share) == (total / count, total / (end - start))
-    assert "the part inside counts" in page.locator("#statistics-note").inner_text()
+    assert "count with their part inside" in page.locator("#statistics-note").inner_text()
     first = page.locator("#statistics-table tbody tr").first.locator("td").nth(3).inner_text()
     assert first == f"{rows[0][3] // 1000:,}.{rows[0][3] % 1000:03d}"
 
