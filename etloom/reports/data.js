@@ -120,7 +120,7 @@ function fitNames(names, room) {
   });
 }
 
-const ABBREVIATIONS = [[/ \([^)]*\)$/, ""], [/, annotations$/, " ann."], [/, off the stack$/, " off"], [/\bstream\b/, "str"], [/\bthread\b/, "thr"]];
+const ABBREVIATIONS = [[/ \([^)]*\)$/, ""], [/, annotations$/, " ann."], [/, Python$/, " Py"], [/, off the stack$/, " off"], [/\bstream\b/, "str"], [/\bthread\b/, "thr"]];
 const abbreviate = (name) => ABBREVIATIONS.reduce((text, [word, short]) => text.replace(word, short), name);
 
 const SIZES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];

@@ -14,7 +14,8 @@ function listen(timeline) {
   });
   canvas.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const action = keys(timeline)[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    const actions = keys(timeline);
+    const action = actions[event.key] ?? actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!action) return;
     event.preventDefault();
     action();
@@ -52,6 +53,7 @@ function listenToPointers(timeline) {
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
     pointers.set(event.pointerId, event);
+    timeline.dragging = true;
     canvas.setPointerCapture(event.pointerId);
     drag = {
       x: event.offsetX, y: event.offsetY, view: [...timeline.view], scroll: scroller.scrollTop, moved: false,
@@ -80,6 +82,8 @@ function listenToPointers(timeline) {
   });
   const release = (event) => {
     pointers.delete(event.pointerId);
+    timeline.dragging = pointers.size > 0;
+    timeline.schedule();
     if (event.type === "pointerup" && drag && !drag.moved && !drag.overview) {
       timeline.measure(null);
       timeline.click(event.offsetX, event.offsetY);
@@ -104,9 +108,9 @@ function keys(timeline) {
     w: zoom(0.7), "+": zoom(0.7), "=": zoom(0.7), s: zoom(1 / 0.7), "-": zoom(1 / 0.7),
     a: pan(-0.15), ArrowLeft: pan(-0.15), d: pan(0.15), ArrowRight: pan(0.15),
     ArrowUp: scroll(-3), ArrowDown: scroll(3), PageUp: scroll(-15), PageDown: scroll(15),
-    f: fit, 0: fit, Home: fit,
+    0: fit, Home: fit, f: () => timeline.fitSelection(), m: () => timeline.measureSelected(),
     z: () => selected && timeline.zoomTo(selected.rank, selected.index),
-    n: () => timeline.next(1), p: () => timeline.next(-1),
+    n: () => timeline.next(1), N: () => timeline.next(-1), p: () => timeline.next(-1),
     ".": () => timeline.selectNeighbor(1), ",": () => timeline.selectNeighbor(-1),
     t: () => selected && timeline.fold(trackOf(selected.rank, selected.index)),
     r: () => selected && timeline.fold(selected.rank),

@@ -29,22 +29,35 @@ function showDetails(timeline, rank, index) {
   side.replaceChildren(list, buttons);
 }
 
+function toggleHelp(timeline) {
+  const side = document.getElementById("details");
+  const { rank, index } = timeline.selected ?? {};
+  showDetails(timeline, side.classList.contains("filled") ? null : rank, index);
+  side.scrollIntoView({ block: "nearest" });
+}
+
 function connectSearch(timeline) {
   const input = document.getElementById("search");
   const answer = document.getElementById("matches");
-  input.addEventListener("input", () => {
-    const matches = timeline.search(input.value);
+  timeline.onmatch = () => {
+    const { events, time, at } = timeline.matches;
+    const place = at < 0 ? "" : `${formatCount(at + 1)} of `;
     answer.textContent = !input.value.trim() ? ""
-      : matches.events ? `${formatCount(matches.events)} events, ${formatTime(matches.time)}` : "no event has this name";
+      : events ? `${place}${formatCount(events)} events, ${formatTime(time)}` : "no event has this name";
+  };
+  input.addEventListener("input", () => {
+    timeline.search(input.value);
+    timeline.onmatch();
   });
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter") timeline.next(event.shiftKey ? -1 : 1);
     if (event.key === "Escape") { input.value = ""; input.dispatchEvent(new Event("input")); timeline.canvas.focus(); }
   });
   window.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || /^(INPUT|TEXTAREA)$/.test(event.target.tagName)) return;
+    if (!/^[/?]$/.test(event.key) || /^(INPUT|TEXTAREA)$/.test(event.target.tagName)) return;
     event.preventDefault();
-    input.focus();
+    if (event.key === "/") input.focus();
+    else toggleHelp(timeline);
   });
 }
 
@@ -64,6 +77,7 @@ async function start() {
     if (rank) memory?.selectTime(rank.rank, rank.start[index]);
   };
   connectSearch(timeline);
+  connectSelection(timeline);
   timeline.onload = finish;
   connectButtons(timeline, loaded);
   const status = document.getElementById("status");
@@ -87,11 +101,12 @@ async function start() {
   if (path.disabled) path.title = "no event here is on a critical path";
   root.dataset.whole = "true";
   timeline.onload();
+  connectLink(timeline);
 }
 
 function connectButtons(timeline, loaded) {
   const act = {
-    fit: () => timeline.fit(), in: () => timeline.zoom(0.6), out: () => timeline.zoom(1 / 0.6),
+    next: () => timeline.next(1), previous: () => timeline.next(-1), fit: () => timeline.fit(), in: () => timeline.zoom(0.6), out: () => timeline.zoom(1 / 0.6),
     path: (button) => {
       markPath(timeline, !timeline.path);
       button.setAttribute("aria-pressed", String(timeline.path));

@@ -7,6 +7,7 @@ const AXIS = 26;
 const MINIMAP = 34;
 const SHADES = 3;
 const MIN_SPAN = 50; // ns
+const REST = 150; // ms without a new picture
 const FONT = "11px system-ui, sans-serif";
 
 class Painter {
@@ -33,6 +34,8 @@ class Painter {
       this.draw();
       this.frames.push(performance.now() - began);
       if (this.frames.length > 300) this.frames.shift();
+      clearTimeout(this.resting);
+      if (!this.dragging) this.resting = setTimeout(() => this.atRest.forEach((act) => act()), REST);
     });
   }
 

@@ -24,15 +24,18 @@ class Timeline extends Painter {
     this.frames = [];
     this.onselect = () => {};
     this.onview = () => {};
+    this.onmatch = () => {};
+    this.atRest = []; // called once the picture rests and no button is pressed
     this.readColors();
     listen(this);
   }
 
   add(rank, fit = true) {
-    rank.open = fit;
+    rank.place = this.ranks.length;
+    rank.open = rank.opens = fit;
     rank.match = null;
     for (const track of rank.tracks) {
-      track.open = true;
+      track.open = track.opens = !track.folded;
       track.pathTime = sumPath(rank, track);
     }
     this.labelTracks(rank);
@@ -119,6 +122,15 @@ class Timeline extends Painter {
     this.setView(from - pad, to + pad);
   }
 
+  // Fits the event or time that was selected last, else all.
+  fitSelection() {
+    const { selected, measured, latest } = this;
+    if (!latest) return this.fit();
+    if (latest === selected) return this.zoomTo(selected.rank, selected.index);
+    const margin = (measured[1] - measured[0]) * 0.05;
+    this.setView(measured[0] - margin, measured[1] + margin);
+  }
+
   zoom(factor, at = (this.view[0] + this.view[1]) / 2) {
     const span = Math.max(MIN_SPAN, (this.view[1] - this.view[0]) * factor);
     const share = (at - this.view[0]) / (this.view[1] - this.view[0]);
@@ -172,7 +184,7 @@ class Timeline extends Painter {
   }
 
   select(rank, index) {
-    this.selected = rank ? { rank, index } : null;
+    this.selected = this.latest = rank ? { rank, index } : null;
     this.onselect(rank, index);
     this.schedule();
   }
@@ -208,10 +220,12 @@ class Timeline extends Painter {
   next(direction) {
     const { list } = this.matches;
     if (!list.length) return;
-    this.matches.at = (this.matches.at + direction + list.length) % list.length;
+    const before = Math.max(this.matches.at, direction < 0 ? 0 : -1);
+    this.matches.at = (before + direction + list.length) % list.length;
     const [rank, index] = list[this.matches.at];
     this.select(rank, index);
     this.reveal(rank, index);
+    this.onmatch();
   }
 
   center(x) {
@@ -222,8 +236,16 @@ class Timeline extends Painter {
   }
 
   measure(from, to) {
-    this.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)];
+    this.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)].map(Math.round);
+    this.latest = this.measured;
     this.schedule();
+  }
+
+  // Selects the time of the selected event.
+  measureSelected() {
+    if (!this.selected) return;
+    const { rank, index } = this.selected;
+    if (rank.dur[index]) this.measure(rank.start[index], rank.start[index] + rank.dur[index]);
   }
 
   // The event before or after the selected one in its row; without one, the first of all.

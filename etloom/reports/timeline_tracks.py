@@ -1,7 +1,7 @@
 """Lays out the timeline of the report: tracks, rows without overlap, and the events to draw if there are too many.
 
-A track is a thread or a stream; a row is a line of a track in which no two events overlap. Host events lie at
-their nesting depth, GPU events on the first free row.
+A track is a stream, a thread or its Python frames; a row is a line of a track in which no two events overlap. Host
+events lie at their nesting depth, GPU events on the first free row. The GPU tracks are on top.
 """
 
 from __future__ import annotations
@@ -23,16 +23,22 @@ MAX_ROWS = 64
 """Rows of a track; events that overlap even more share the last row."""
 
 
-HOST_STACK, HOST_OFF_STACK, GPU_ANNOTATIONS, GPU, RECORDER = range(5)
-"""Classes of tracks: host call stacks, host events off the stacks, GPU annotations, GPU activities, and the recorder's
-own events (one track per rank)."""
+PYTHON, HOST_STACK, HOST_OFF_STACK, GPU_ANNOTATIONS, GPU, RECORDER = range(6)
+"""Classes of tracks: Python frames, host call stacks without them, host events off the stacks, GPU annotations, GPU
+activities, and the recorder's own events (one track per rank)."""
 
 
 def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns _pid, _tid and _class to events; together they identify the track of an event."""
+    """Add the columns _pid, _tid and _class to events; together they identify the track of an event.
+
+    On threads with Python frames, depth becomes 0: it counts both the frames and the events they call, which lie on
+    different tracks.
+    """
     track_class = (
         pl.when(categories.is_profiler_internal())
         .then(RECORDER)
+        .when(pl.col("depth").is_not_null() & pl.col("cat").is_in(categories.PYTHON_CATEGORIES))
+        .then(PYTHON)
         .when(pl.col("depth").is_not_null())
         .then(HOST_STACK)
         .when(pl.col("cat") == "gpu_user_annotation")
@@ -43,8 +49,11 @@ def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
     )
     classified = events.with_columns(track_class.alias("_class"))
     by_thread = pl.when(pl.col("_class") != RECORDER)
+    has_frames = (pl.col("_class") == PYTHON).any().over("pid", "tid")
     return classified.with_columns(
-        by_thread.then("pid").alias("_pid"), by_thread.then("tid").alias("_tid"), "_class"
+        by_thread.then("pid").alias("_pid"),
+        by_thread.then("tid").alias("_tid"),
+        pl.when(has_frames).then(pl.col("depth") * 0).otherwise("depth").alias("depth"),
     )
 
 
@@ -80,8 +89,8 @@ def list_tracks(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
         .join(thread, on=["_pid", "_tid"], how="left", nulls_equal=True)
         .sort(
             pl.col("_class") == RECORDER,
+            ~pl.col("_class").is_in([GPU_ANNOTATIONS, GPU]),
             "_psort",
-            pl.col("_class") >= GPU_ANNOTATIONS,
             *("_pid", "_tsort", "_tid", "_class"),
             nulls_last=True,
         )
@@ -107,10 +116,12 @@ def _track_name(row: dict[str, Any], stacked: bool) -> str:
     if track_class >= GPU_ANNOTATIONS and row["_labels"]:
         name = f"{row['_labels']} {name or ''}".strip()
     name = name or row["_process"] or "other"
-    suffix = {HOST_OFF_STACK: ", off the stack" if stacked else "", GPU_ANNOTATIONS: ", annotations"}.get(
-        track_class, ""
-    )
-    return f"{name}{suffix}"
+    suffixes = {
+        PYTHON: ", Python",
+        HOST_OFF_STACK: ", off the stack" if stacked else "",
+        GPU_ANNOTATIONS: ", annotations",
+    }
+    return f"{name}{suffixes.get(track_class, '')}"
 
 
 def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
@@ -147,11 +158,17 @@ def assign_rows(events: pl.DataFrame) -> tuple[NDArray[np.int64], int]:
 
 
 def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the header of each drawn track: name, class, first event of each row, and number of omitted events."""
+    """Return the header of each drawn track: name, class, first event of each row, and number of omitted events.
+
+    The tracks of a thread whose events nest have the same number ``stack``; others have none.
+    Python frames are folded at first, unless the rank has nothing else to show.
+    """
     counts = plotted.group_by("_track", "_row").agg(pl.len()).sort("_track", "_row")
     sizes: dict[int, dict[int, int]] = {}
     for track, row, size in counts.rows():
         sizes.setdefault(track, {})[row] = size
+    has_work = not {PYTHON, RECORDER}.issuperset(tracks["_class"])
+    stacks: dict[tuple[int | None, int | None], int] = {}
     headers, index = [], 0
     for track in tracks.iter_rows(named=True):
         rows = sizes.get(track["_track"])
@@ -167,6 +184,10 @@ def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str,
                 "name": track["_name"],
                 "work": track["_class"] not in (HOST_OFF_STACK, RECORDER),
                 "host": track["_class"] == HOST_STACK,
+                "stack": stacks.setdefault((track["_pid"], track["_tid"]), len(stacks))
+                if track["_class"] in (PYTHON, HOST_STACK)
+                else None,
+                "folded": track["_class"] == PYTHON and has_work,
                 "rows": bounds,
                 "omitted": omitted,
             }

@@ -12,7 +12,7 @@ function showFinding(timeline, view) {
     foldAround(rank, index, view);
     foldAround(peer, peer.id.indexOf(view.peer_event), view);
   } else {
-    for (const track of rank.tracks) track.open = true;
+    for (const track of rank.tracks) track.open = track.opens;
   }
   timeline.layout();
   const margin = Math.max((view.end - view.start) * 0.2, MIN_SPAN);

@@ -71,6 +71,18 @@ _ARGUMENTS = [
 ]
 _READY = "() => document.querySelector('#tracks')?.dataset.ready !== undefined || !document.querySelector('#tracks')"
 
+_SELECT_ALL = """() => {
+  const timeline = window.etloom?.timeline;
+  if (!timeline) return;
+  timeline.measure(...timeline.extent);
+  const rows = document.getElementById("statistics-by");
+  for (const { value } of rows.options) {
+    rows.value = value;
+    for (const act of timeline.atRest) act();
+  }
+}"""
+"""Shows all statistics of the whole time."""
+
 
 def make_report(rng: random.Random, seeds: Path, folder: Path) -> Path | None:
     """Write the report of a mutated run; None if the run is refused."""
@@ -147,12 +159,13 @@ class Reader:
         dialog.dismiss()
 
     def open(self, report: Path) -> list[str]:
-        """Open a report, click through it, and return its faults."""
+        """Open a report, click through it, select all of its timeline, and return its faults."""
         self.events.clear()
         self._page.goto(report.as_uri())
         self._page.wait_for_function(_READY, timeout=60_000)
         for button in self._page.query_selector_all("button:visible")[:8]:
             button.evaluate("(button) => button.click()")
+        self._page.evaluate(_SELECT_ALL)
         if self._page.evaluate("() => 'etloomBroken' in window"):
             self.events.append("a script of the trace ran")
         allowed = f"request: {report.as_uri()[:200]}"

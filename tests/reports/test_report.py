@@ -82,7 +82,37 @@ def test_the_encoded_columns_equal_the_trace(job: Job) -> None:
     assert json.loads(found["strings"][found["shapes"][names.index("aten::linear")] - 1]) == [[4, 8], [8, 8]]
     assert found["steps"] == [[3, 0, 1_000_000]]
     assert found["step"][gemm] == 1
-    assert [track["name"] for track in found["tracks"]] == ["main", "stream 7", "stream 13"]
+    assert [track["name"] for track in found["tracks"]] == ["stream 7", "stream 13", "main"]
+
+
+def test_gpu_tracks_are_on_top_and_python_frames_apart() -> None:
+    def host(cat: str, name: str, ts: int, dur: int, depth: int) -> dict[str, Any]:
+        return {
+            "cat": cat,
+            "name": name,
+            "ts": ts,
+            "dur": dur,
+            "pid": 1,
+            "tid": 1,
+            "stream": None,
+            "depth": depth,
+        }
+
+    events = [
+        host("python_function", "train.py(1): main", 0, 100, 0),
+        host("python_function", "model.py(7): forward", 10, 60, 1),
+        host("cpu_op", "aten::linear", 20, 40, 2),
+        host("cpu_op", "aten::mm", 30, 20, 3),
+        {**kernel_row("gemm", 50, 30), "depth": None},
+    ]
+    found = unpack(pack_timeline(link_events(events), rank=0, origin=0, max_events=100).data)
+    assert [(track["name"], track["folded"], track["host"], track["rows"]) for track in found["tracks"]] == [
+        ("stream 7", False, False, [0, 1]),
+        ("thread 1, Python", True, False, [1, 2, 3]),
+        ("thread 1", False, True, [3, 4, 5]),
+    ]
+    alone = unpack(pack_timeline(link_events(events[:2]), rank=0, origin=0, max_events=100).data)
+    assert [(track["name"], track["folded"]) for track in alone["tracks"]] == [("thread 1, Python", False)]
 
 
 @settings(max_examples=examples(40))

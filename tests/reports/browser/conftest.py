@@ -61,7 +61,9 @@ def show(browser: Any, pages: Callable[..., Path]) -> Iterator[Open]:
     asked: list[str] = []
     contexts = []
 
-    def show(job: Job, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
+    def show(
+        job: Job, width: int = 1280, height: int = 900, dark: bool = False, state: str = "", **options: Any
+    ) -> Any:
         path = pages(job, **options)
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
@@ -72,7 +74,7 @@ def show(browser: Any, pages: Callable[..., Path]) -> Iterator[Open]:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: (said.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(path.as_uri())
+        page.goto(path.as_uri() + state)
         page.wait_for_selector("#tracks[data-ready]", timeout=60_000)
         page.evaluate("() => document.getElementById('timeline')?.scrollIntoView({ behavior: 'instant' })")
         settle(page)

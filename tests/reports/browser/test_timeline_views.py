@@ -186,3 +186,77 @@ def test_tracks_and_ranks_fold_by_key(show: Open, dlrm: Job) -> None:
     assert page.evaluate("() => etloom.timeline.ranks[0].tracks[0].open") is False
     page.keyboard.press("r")
     assert page.evaluate("() => etloom.timeline.ranks.map(({ open }) => open)") == [False, True, True, True]
+
+
+@pytest.mark.slow
+def test_python_frames_are_folded_until_they_are_shown(show: Open, data: Path) -> None:
+    page = show(open_run(data / "tracelens" / "h100_qwen.json.gz"))
+    tracks = page.evaluate("() => etloom.timeline.ranks[0].tracks.map(({ name, open }) => [name, open])")
+    assert tracks[0][0].startswith("GPU 0 stream")
+    assert {name for name, open_ in tracks if not open_} == {
+        name for name, _ in tracks if name.endswith(", Python")
+    }
+    page.locator("#search").fill("forward")
+    page.locator("#search").press("Enter")
+    settle(page)
+    assert page.evaluate("() => etloom.timeline.isInSight(...Object.values(etloom.timeline.selected))")
+    assert page.evaluate("() => etloom.timeline.ranks[0].tracks.filter(({ open }) => open).length") > sum(
+        open_ for _, open_ in tracks
+    )
+
+
+@pytest.mark.slow
+def test_matches_are_counted_and_visited_in_both_directions(show: Open, ddp: Job) -> None:
+    page = show(ddp)
+    page.wait_for_selector("#tracks[data-whole]")
+    page.locator("#search").fill("gloo:all_reduce")
+    events = page.evaluate("() => etloom.timeline.matches.events")
+    matches = page.locator("#matches")
+    assert matches.inner_text().startswith(f"{events} events")
+    page.locator("canvas").focus()
+    visited = []
+    for key, place in (("Shift+N", events), ("n", 1), ("n", 2), ("Shift+N", 1), ("p", events)):
+        page.keyboard.press(key)
+        assert matches.inner_text().startswith(f"{place} of {events} events"), key
+        visited.append(page.evaluate(SELECTED))
+    assert visited[0] == visited[4] != visited[1] == visited[3] != visited[2]
+    page.get_by_role("button", name="Next match").click()
+    assert page.evaluate(SELECTED) == visited[1]
+    page.locator("#search").focus()
+    page.keyboard.press("Shift+Enter")
+    assert page.evaluate(SELECTED) == visited[0]
+
+
+@pytest.mark.slow
+def test_keys_select_the_time_of_an_event_and_fit_it(show: Open, ddp: Job) -> None:
+    page = show(ddp)
+    home = page.evaluate(VIEW)
+    page.evaluate(
+        """() => {
+          const { timeline } = etloom, [rank] = timeline.ranks, [{ rows }] = rank.tracks;
+          timeline.select(rank, rows[rows.findIndex((from, row) => rows[row + 1] - from > 5)]);
+        }"""
+    )
+    start, end = page.evaluate(
+        """() => {
+          const { rank: { start, dur }, index } = etloom.timeline.selected;
+          return [start[index], start[index] + dur[index]];
+        }"""
+    )
+    page.locator("canvas").focus()
+    page.keyboard.press("m")
+    assert page.evaluate("() => etloom.timeline.measured") == [start, end]
+    page.keyboard.press("f")
+    margin = (end - start) * 0.05
+    assert page.evaluate(VIEW) == pytest.approx([start - margin, end + margin])
+    page.keyboard.press("0")
+    assert page.evaluate(VIEW) == home
+    page.keyboard.press(".")  # the next event in the row is what F fits now
+    after = page.evaluate(SELECTED)
+    page.keyboard.press("f")
+    low, high = page.evaluate(VIEW)
+    assert end <= (low + high) / 2
+    page.keyboard.press("?")
+    assert page.locator("#details kbd").count() > 5 and page.evaluate(SELECTED) == after
+    page.keyboard.press("?")
+    assert page.locator("#details dd").count() > 3 and page.locator("#details kbd").count() == 0

@@ -1,0 +1,81 @@
+// The view of the timeline in the address of the page: the time in view (t), the selected event (e) and time (s), folds
+// that differ from those at first (f), the order of ranks (o), the search (q), rows of
+// the statistics (b), the critical path (p), the scroll (y).
+
+function writeState(timeline) {
+  const { ranks, view, selected, measured, query, path, scroller } = timeline;
+  const state = new URLSearchParams({ t: view.map(Math.round).join("_") });
+  const set = (name, value) => value && state.set(name, value);
+  set("e", selected && `${selected.rank.rank}.${selected.rank.id[selected.index]}`);
+  set("s", measured?.join("_"));
+  set("f", ranks.flatMap((rank) => [
+    ...(rank.open === rank.opens ? [] : [rank.rank]),
+    ...rank.tracks.flatMap((track, i) => (track.open === track.opens ? [] : [`${rank.rank}.${i}`])),
+  ]).join("_"));
+  set("o", ranks.some(({ place }, i) => place !== i) && ranks.map(({ place }) => place).join("_"));
+  set("q", query);
+  set("b", document.getElementById("statistics-by").selectedIndex);
+  set("p", path && "1");
+  set("y", Math.round(scroller.scrollTop));
+  return state.toString();
+}
+
+// Returns false if the text is not a state of the timeline.
+function readState(timeline, text) {
+  const state = new URLSearchParams(text);
+  const get = (name) => state.get(name) ?? "";
+  const span = readSpan(get("t"));
+  if (!span) return false;
+  // First, as it may unfold tracks and move the view.
+  if (timeline.path !== state.has("p")) document.querySelector('button[data-act="path"]').click();
+  const changed = new Set(get("f").split("_"));
+  const order = get("o").split("_");
+  const place = ({ place }) => (order.length > 1 ? order.indexOf(String(place)) : place);
+  timeline.ranks.sort((a, b) => place(a) - place(b));
+  for (const rank of timeline.ranks) {
+    rank.open = rank.opens !== changed.has(String(rank.rank));
+    rank.tracks.forEach((track, i) => { track.open = track.opens !== changed.has(`${rank.rank}.${i}`); });
+  }
+  timeline.layout();
+  const input = document.getElementById("search");
+  input.value = get("q");
+  input.dispatchEvent(new Event("input"));
+  document.getElementById("statistics-by").selectedIndex = [1, 2, 3].find((row) => get("b") === String(row)) ?? 0;
+  timeline.setView(...span);
+  const [number, id] = get("e").split(".");
+  const rank = timeline.ranks.find((other) => String(other.rank) === number);
+  const index = rank && id ? rank.id.indexOf(Number(id)) : -1;
+  timeline.select(index < 0 ? null : rank, index);
+  timeline.measure(...(readSpan(get("s")) ?? [null]));
+  timeline.scroller.scrollTop = Number(get("y")) || 0;
+  return true;
+}
+
+function readSpan(text) {
+  const [from, to] = /^-?\d{1,16}_-?\d{1,16}$/.test(text) ? text.split("_").map(Number) : [];
+  return from <= to ? [from, to] : null;
+}
+
+// Opens the view of the address, also of a changed one; the address follows the timeline once it rests.
+function connectLink(timeline) {
+  let last = writeState(timeline);
+  const update = () => {
+    const state = writeState(timeline);
+    if (state !== last) history.replaceState(null, "", `#${state}`);
+    last = state;
+  };
+  const open = () => {
+    if (!readState(timeline, location.hash.slice(1))) return;
+    document.getElementById("timeline").scrollIntoView({ behavior: "instant" });
+    last = writeState(timeline);
+  };
+  open();
+  window.addEventListener("hashchange", open);
+  timeline.atRest.push(update);
+  document.getElementById("link").addEventListener("click", async ({ target }) => {
+    last = null;
+    update();
+    target.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Not copied");
+    setTimeout(() => { target.textContent = "Copy link"; }, 2000);
+  });
+}

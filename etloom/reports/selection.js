@@ -1,0 +1,82 @@
+// Statistics of the selected time: which names take how much of it.
+
+const MAX_NAMES = 500;
+const EXACT = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+const formatExact = (ns) => EXACT.format(ns / 1000);
+const formatShare = (share) => `${(100 * share).toFixed(2)} %`;
+
+// Calls visit(item, index, time) for each event of the unfolded rows that overlaps a time range; `time` is its part inside.
+function visitRange(timeline, [from, to], visit) {
+  for (const item of timeline.items) {
+    if (!item.track) continue;
+    const { rank: { start, dur, end }, track: { rows } } = item;
+    for (let row = 0; row < item.rows; row++) {
+      for (let i = firstAbove(end, from, rows[row], rows[row + 1]); i < rows[row + 1] && start[i] < to; i++) {
+        const stop = start[i] + (dur[i] || 0);
+        if (stop > from) visit(item, i, Math.min(stop, to) - Math.max(start[i], from));
+      }
+    }
+  }
+}
+
+// The names of a time range, each once or once per track: [{ name, track, count, sum }], the largest sum first.
+function sumNames(timeline, range, byTrack) {
+  const names = [];
+  const known = new Map(); // name -> its entry
+  const places = new Map(); // rank or track -> the entry of each of its names
+  visitRange(timeline, range, ({ rank, track }, index, time) => {
+    const part = byTrack ? track : rank;
+    if (!places.has(part)) places.set(part, []);
+    const entries = places.get(part);
+    const code = rank.name[index];
+    if (!entries[code]) {
+      const name = nameOf(rank, index);
+      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? `rank ${rank.rank}, ${track.name}` : "", count: 0, sum: 0 };
+      if (!entries[code].count) names.push(entries[code]);
+      known.set(name, entries[code]);
+    }
+    entries[code].count++;
+    entries[code].sum += time;
+  });
+  return names.sort((a, b) => b.sum - a.sum || b.count - a.count);
+}
+
+const nameOf = (rank, index) => rank.strings[rank.name[index] - 1] ?? "(no name)";
+
+// Shows the statistics of the selected time under the timeline, unless they are there already.
+function showStatistics(timeline) {
+  const [side, { value: by }, note, table, calls] = ["", "-by", "-note", "-table", "-calls"].map((part) => document.getElementById(`statistics${part}`));
+  const { measured, items, fills } = timeline;
+  const key = [measured, items, by, fills];
+  if (showStatistics.key?.every((part, i) => part === key[i])) return;
+  showStatistics.key = key;
+  side.hidden = !measured || measured[0] === measured[1];
+  if (side.hidden) return;
+  const span = measured[1] - measured[0];
+  table.parentNode.hidden = by.startsWith("call");
+  calls.hidden = !table.parentNode.hidden;
+  note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); unfolded rows. Events that cross an edge count with their part inside.`;
+  if (!calls.hidden) {
+    const root = buildCalls(timeline, measured);
+    return drawCalls(timeline, calls, by === "callers" ? invertCalls(root) : root, span);
+  }
+  const names = sumNames(timeline, measured, by === "track");
+  if (names.length > MAX_NAMES) note.append(` The first ${MAX_NAMES} of ${formatCount(names.length)} rows.`);
+  table.classList.toggle("by-track", by === "track");
+  const number = (value, text) => {
+    const cell = element("td", { className: "number", textContent: text });
+    cell.dataset.value = value;
+    return cell;
+  };
+  table.tBodies[0].replaceChildren(...names.slice(0, MAX_NAMES).map(({ name, track, count, sum }) => element("tr", {},
+    element("td", { className: "long" }, element("div", { textContent: name })), element("td", { textContent: track }),
+    number(count, formatCount(count)), number(sum, formatExact(sum)), number(sum / count, formatExact(sum / count)),
+    number(sum / span, formatShare(sum / span)))));
+  sortTable(table, 3, -1);
+  side.querySelector("input").dispatchEvent(new Event("input"));
+}
+
+function connectSelection(timeline) {
+  timeline.atRest.push(() => showStatistics(timeline));
+  document.getElementById("statistics-by").addEventListener("change", () => timeline.schedule());
+}
