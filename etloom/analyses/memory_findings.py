@@ -174,7 +174,7 @@ def _advise_expandable(view: _View) -> str:
         return "keep shapes stable"
     program = view.program.without_automatic_releases()
     reserved = program.run(replace(program.settings, expandable_segments=True)).reserved
-    peak = int(reserved.max(initial=0))
+    peak = max(program.reserved_before, int(reserved.max(initial=0)))
     if peak >= view.reserved:
         return "expandable_segments would not help, says the simulated allocator: keep shapes stable"
     advice = (
@@ -251,8 +251,12 @@ def _find_optimizer_peak(view: _View) -> Iterator[_Cause]:
     peak = int(allocated.argmax())
     blocks = program.run(stop=peak + 1).blocks.filter(pl.col("owner") >= 0)
     owners = blocks["owner"].cast(pl.Int64).to_numpy()
-    # The state of the optimizer, which the first step creates, is in use for good.
-    is_temporary = in_step[owners] & np.isin(owners, program.value[program.action == FREE])
+    # The state of the optimizer, which the first step creates, outlives it.
+    requests = np.flatnonzero(program.action == ALLOC)
+    after = requests[(requests > peak) & ~in_step[requests]]
+    end = int(after[0]) if after.size else int(np.flatnonzero(in_step)[-1])
+    is_freed_in_step = (program.action[:end] == FREE) & (np.arange(end) > peak)
+    is_temporary = in_step[owners] & np.isin(owners, program.value[:end][is_freed_in_step])
     temporary = int(blocks["bytes"].to_numpy()[is_temporary].sum())
     # What happens between requests of a step, such as frees, belongs to it.
     before = allocated[: int(in_step.argmax())]

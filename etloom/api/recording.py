@@ -100,6 +100,7 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
         return f"nothing ran while {ranks} recorded{contents}: the traces in {folder} are empty"
     windows = f"{len(collected.windows)} windows of " if has_windows else ""
     if actors:
+        windows = f"{len(places)} windows of " if len(places) > len(actors) else ""
         ranks = "Ray actors " + ", ".join(name.removeprefix("actor_") for name in actors)
     return (
         f"recorded {windows}{ranks}{contents} in {folder}; next: etloom report {shlex.quote(str(user_path))}"

@@ -73,6 +73,8 @@ def diff(
         return
     jobs = [open_job(path, run) for path in (before, *after)]
     if by == "memory" or all(map(_is_snapshot, jobs)):
+        if html is not None:
+            raise click.UsageError("--html shows times: write a page of each snapshot with etloom report")
         holders = etloom.diff_memory(*jobs)
         write_table(holders.head(top + 1), table.format, table.out)
         if holders.height > top + 1:

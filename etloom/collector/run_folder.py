@@ -46,8 +46,9 @@ def list_windows(folder: Path) -> list[Path]:
     """Return the folders of windows of a run, step_<first> by first step, then those of Ray actors with their own."""
     windows = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
     windows.sort(key=lambda path: int(path.name[5:]))
-    for actor in sorted(path for path in folder.glob("actor_*") if path.is_dir()):
-        windows += [actor, *list_windows(actor)]
+    if not folder.name.startswith("actor_"):
+        for actor in sorted(folder.glob("actor_*")):
+            windows += [actor, *list_windows(actor)] if actor.is_dir() and not actor.is_symlink() else []
     return windows
 
 

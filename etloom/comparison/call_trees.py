@@ -75,7 +75,8 @@ def compare_trees(before: Job, after: Job, stepped: bool, clear: bool = True) ->
     Returns:
         caller (names from the top, joined by ``>``), before and after (what ran there: its names and times), and the
         columns of `join_sides`, largest change first. Times are those of GPU activities, or exclusive host time if
-        a run has none. before_gflop, after_gflop: of the operators whose cost is known; before_roofline_pct,
+        a run has none. before_gflop, after_gflop: of the operators whose cost is known, a mean
+        over the ranks with shapes; before_roofline_pct,
         after_roofline_pct: their time at the peaks of the run's device, as a share of the measured one.
     """
     on_device = all(has_device_events(trace) for job in (before, after) for trace in job.values())
@@ -149,17 +150,24 @@ def _has_modules(trace: Trace) -> bool:
 def _build_tree(job: Job, stepped: bool, on_device: bool, with_modules: bool) -> Node:
     """Return the root of a run's call tree, with times per step as means over ranks."""
     root = Node()
-    for trace in job.values():
-        for path, name, ns, *costs in _sum_rank(trace, stepped, on_device, with_modules):
+    costs_of_ranks = [_list_costs(trace, on_device) for trace in job.values()]
+    with_costs = sum(
+        costs.height > 0 for costs in costs_of_ranks
+    )  # shapes may be recorded on some ranks only
+    for trace, calls in zip(job.values(), costs_of_ranks, strict=True):
+        for path, name, ns, *costs in _sum_rank(trace, calls, stepped, on_device, with_modules):
             node = root
             for caller in path:
                 node = node.callees.setdefault(caller, Node())
             node.own[name] = node.own.get(name, 0.0) + ns / len(job)
-            node.costs = [total + cost / len(job) for total, cost in zip(node.costs, costs, strict=True)]
+            shares = (cost / max(with_costs, 1) for cost in costs)
+            node.costs = [total + share for total, share in zip(node.costs, shares, strict=True)]
     return root
 
 
-def _sum_rank(trace: Trace, stepped: bool, on_device: bool, with_modules: bool) -> Iterator[tuple[Any, ...]]:
+def _sum_rank(
+    trace: Trace, calls: pl.DataFrame, stepped: bool, on_device: bool, with_modules: bool
+) -> Iterator[tuple[Any, ...]]:
     """Yield path of operators and modules, name of what it launches itself, time in ns and `COSTS`, per step."""
     events = trace.events
     is_node = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & is_present(events["dur"])
@@ -175,7 +183,7 @@ def _sum_rank(trace: Trace, stepped: bool, on_device: bool, with_modules: bool) 
         work = measure_operators(trace).select("id", "name", "step", dur="exclusive_ns", caller="id")
     per_step = is_stepped(trace, stepped)
     number = find_steps(trace).height if per_step else 1
-    work = work.join(_list_costs(trace, on_device), on="id", how="left", maintain_order="left")
+    work = work.join(calls, on="id", how="left", maintain_order="left")
     work = work.drop_nulls("step") if per_step else work
     parent = rows_of_ids(events, events["parent"])
     owners = find_nearest_ancestor(parent, is_node, rows_of_ids(events, work["caller"]))

@@ -43,7 +43,7 @@ def render_findings(table: pl.DataFrame, rank_count: int, limit: int, views: Seq
     """
     if table.is_empty():
         return '<p class="soft">No finding costs the job or a rank half a percent of its time or more.</p>'
-    share = table["pct" if table["job_gain_pct"].null_count() else "job_gain_pct"]
+    share = table["pct" if table["job_gain_pct"].null_count() == table.height else "job_gain_pct"]
     largest_share = float(share.max() or 100)  # type: ignore[arg-type]
     items = [
         _render_finding(

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import etloom
-from etloom.collector import run_folder
+from etloom.collector import gather, run_folder
 from etloom.collector.launcher import ray_hook
 from etloom.collector.options import VARIABLE, RecordingOptions
 from etloom.collector.session import actor_folder
@@ -87,8 +87,11 @@ def test_an_actor_of_a_process_group_shares_the_folder_of_its_class(
     assert [actor_folder.choose_actor_folder(tmp_path).name for _ in range(2)] == [
         "actor_Roll-out_0", "actor_Roll-out_1",
     ]  # fmt: skip
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("RANK", "1")  # of a launcher that started the cluster's nodes
     monkeypatch.setenv("WORLD_SIZE", "2")
+    assert actor_folder.choose_actor_folder(tmp_path).name == "actor_Roll-out_2"
+    monkeypatch.setattr(actor_folder, "is_distributed", lambda: True)
+    monkeypatch.setattr(actor_folder, "current_rank", lambda: (1, 2))
     assert {actor_folder.choose_actor_folder(tmp_path).name for _ in range(2)} == {"actor_Roll-out"}
 
 
@@ -127,10 +130,42 @@ def test_the_runtime_environment_is_added_to(
         assert (rest, variables, environment) == ("mine", {"A": "1"}, {"pip": ["x"]})
 
 
-def test_a_hook_of_the_job_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ray_hook.HOOK_VARIABLE, "mine.hook")
-    ray_hook.attach(None)
-    assert os.environ[ray_hook.HOOK_VARIABLE] == "mine.hook"
+@pytest.mark.parametrize("own", [None, "mine.hook"])
+def test_the_hook_is_set_while_ray_starts_unless_the_job_has_its_own(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ray_hook.HOOK_VARIABLE, raising=False)
+    if own:
+        monkeypatch.setenv(ray_hook.HOOK_VARIABLE, own)
+    ray = SimpleNamespace(init=lambda *_, **__: os.environ[ray_hook.HOOK_VARIABLE])
+    ray_hook.attach(ray)
+    assert ray.init("auto") == (own or f"{ray_hook.__name__}.add_recording")
+    assert os.environ.get(ray_hook.HOOK_VARIABLE) == own
+
+
+def test_links_to_other_folders_are_no_actors(tmp_path: Path) -> None:
+    (tmp_path / "actor_A/actor_B").mkdir(parents=True)
+    (tmp_path / "actor_A/step_3").mkdir()
+    (tmp_path / "actor_C").symlink_to(tmp_path)
+    names = [path.relative_to(tmp_path).as_posix() for path in run_folder.list_windows(tmp_path)]
+    assert names == ["actor_A", "actor_A/step_3"]
+
+
+def test_actors_of_several_sizes_are_gathered(tmp_path: Path) -> None:
+    for place, rank, world_size in (("actor_A", 0, 2), ("actor_A", 1, 2), ("actor_B_0", 0, 1)):
+        folder = tmp_path / f"host{rank}" / place
+        folder.mkdir(parents=True)
+        facts = {
+            "rank": rank, "world_size": world_size, "host": f"host{rank}", "pid": 7, "start_ns": 10, "end_ns": 20,
+            "restart": 0, "job": {"launch": "one"}, "warnings": [], "steps": [3], "files": [],
+        }  # fmt: skip
+        (folder / f"rank_{rank}.json").write_text(json.dumps(facts))
+        (folder / f"torch_et_{rank}.json").write_text("{}")
+    result = gather([tmp_path / "host0", tmp_path / "host1"], tmp_path / "all")
+    assert {path.name: ranks for path, ranks in result.windows.items()} == {
+        "actor_A": (0, 1),
+        "actor_B_0": (0,),
+    }
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.analyses.flops.counting import count_calls
 from etloom.comparison.call_trees import Node, _align, compare_trees
-from etloom.core.trace import Job
+from etloom.core.trace import Job, Trace
 from support.small_traces import OperatorTraceBuilder
 
 
@@ -52,6 +52,20 @@ def test_a_pair_of_devices_adds_up(data: Path) -> None:
     )
     assert products["before_gflop"].item() == pytest.approx(products["after_gflop"].item(), rel=1e-9)
     assert products.select("before_roofline_pct", "after_roofline_pct").row(0) > (20, 20)
+
+
+def test_ranks_without_shapes_do_not_lower_the_flops(data: Path) -> None:
+    pair = data / "tracelens"
+    if not pair.exists():
+        pytest.skip("needs a trace with shapes")
+    trace = etloom.open(pair / "h100_qwen.json.gz", use_cache=False)[0]
+    without = Trace(
+        {name: trace.table(name) for name in trace.table_names if name != "arguments"}, trace.meta
+    )
+    one, both = Job({0: trace}), Job({0: trace, 1: without})
+    alone, mean = (compare_trees(job, job, stepped=False) for job in (one, both))
+    assert mean["before_gflop"].sum() == pytest.approx(alone["before_gflop"].sum())
+    assert mean["before_ns"].sum() == pytest.approx(alone["before_ns"].sum(), abs=mean.height)
 
 
 def products(folder: Path, library: str, each: float) -> Job:
@@ -95,11 +109,13 @@ def test_deep_calls_are_compared(tmp_path: Path) -> None:
     assert row["caller"].count(" > ") == 1499
 
 
+OWN = st.dictionaries(st.sampled_from("xyz"), st.integers(1, 9).map(float), min_size=1, max_size=2)
+"""Without time a node would have no row for its costs."""
 trees = st.recursive(
-    st.builds(Node, st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9).map(float), max_size=2)),
+    st.builds(Node, OWN),
     lambda inner: st.builds(
         Node,
-        st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9).map(float), max_size=2),
+        OWN,
         st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
         st.lists(st.integers(0, 9).map(float), min_size=3, max_size=3),
     ),
@@ -113,7 +129,7 @@ def test_every_activity_is_in_one_row(first: Node, second: Node) -> None:
     for node, place in ((first, 3), (second, 7)):
         ns, (flops, *_) = node.sum_all()
         assert sum(row[place] for row in rows) == pytest.approx(ns)
-        assert sum(row[place + 1] for row in rows) <= flops, "without time no row"
+        assert sum(row[place + 1] for row in rows) == pytest.approx(flops)
     assert len({row[0] for row in rows}) == len(rows), "one row per caller"
 
 

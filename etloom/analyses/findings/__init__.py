@@ -119,18 +119,15 @@ def analyze(
     rows = [_describe_costliest(name, findings, sizes) for (name, _), findings in causes.items()]
     by_cost = sorted(zip(rows, causes.values(), strict=True), key=lambda pair: -pair[0]["cost_ns"])
     splitting = {name for name in patterns if getattr(registry.get("patterns", name), "SPLIT_BY_RANK", False)}
-    for row, findings in by_cost[:MAX_SIMULATED]:
+    artifacts = [all(finding.is_artifact for _, finding in findings) for _, findings in by_cost]
+    promising = [pair for pair, is_artifact in zip(by_cost, artifacts, strict=True) if not is_artifact]
+    for row, findings in promising[:MAX_SIMULATED]:
         module = registry.get("patterns", row["pattern"])
         limit = gains.transfer_gain if getattr(module, "LIMITED_BY_TRANSFERS", False) else None
         row |= _simulate_gain(gains, findings, row["step_count"], limit)
         if row["pattern"] in splitting and len(findings) > 1:
             row |= _split_by_rank(row["pattern"], gains, findings, sizes)
-    artifacts = [all(finding.is_artifact for _, finding in findings) for _, findings in by_cost]
-    late_rows = [
-        row
-        for (row, _), is_artifact in zip(by_cost, artifacts, strict=True)
-        if row["pattern"] in splitting and len(views) > 1 and not is_artifact
-    ]
+    late_rows = [row for row, _ in promising if row["pattern"] in splitting and len(views) > 1]
     for (row, findings), is_artifact in zip(by_cost, artifacts, strict=True):
         row["order"], row["is_artifact"] = row.get("job_gain_ns"), is_artifact
         if row["pattern"] not in splitting:
@@ -152,14 +149,12 @@ def _rank_causes(table: pl.DataFrame, min_pct: float) -> pl.DataFrame:
         relevant = relevant.filter(
             pl.col("job_gain_pct").is_null() | (pl.col("job_gain_pct") >= MIN_SHOWN_PCT)
         )
-    ranked = relevant.sort(
+    return relevant.sort(
         *("is_artifact", "order", "job_gain_ns", "step_cost_ns", "cost_ns", "rank", "pattern"),
         descending=(False, True, True, True, True, False, False),
         nulls_last=True,
         maintain_order=True,
     )
-    promised = pl.col("job_gain_ns", "step_gain_ns", "job_gain_pct")
-    return ranked.with_columns(pl.when(~pl.col("is_artifact")).then(promised))
 
 
 def _compute_order(

@@ -87,10 +87,10 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
         if before > parsed.settings.capacity:
             subject += f" ({format_bytes(before)} are in use from before the recording)"
         needed = "more" if row["needed_bytes"] is None else format_bytes(row["needed_bytes"])
-        helps = [] if parsed.batch is not None else find_help(program, change)
+        helps, tried = ([], []) if parsed.batch is not None else find_help(program, change)
         others = "".join(f"; with {text} {format_bytes(size)}" for text, size in helps)
-        if row["needed_bytes"] is not None and parsed.batch is None and not helps:
-            others = "; neither expandable segments nor checkpointing one module needs 1 % less"
+        if tried and not helps:
+            others = f"; {' or '.join(tried)} saves less than 1 %"
         sentences.append(f"{subject}: does not fit, it needs {needed}{others}")
     return sentences
 

@@ -1,8 +1,8 @@
-"""What a script reads from tensors that have no data: values, and shapes that depend on data.
+"""Defaults for values, and for shapes that depend on data, that a script reads from tensors without data.
 
-A storage whose elements have a known mean keeps it: constants, copies and sums of them, and counts (of a histogram or
-a one-hot tensor), which are equal for all bins. So the splits of experts are equal parts. Other values are 0.0 (so that
-a GradScaler sees no overflow), False, or the integer 1. Shapes are the largest possible ones: a mask takes all.
+A storage whose elements have a known mean keeps it: constants, copies and sums of them, and the counts of a histogram,
+which are equal for all bins, so the splits of experts are equal parts. Other values are 0.0 (so that a GradScaler sees
+no overflow), False, or the integer 1. Shapes are the largest possible ones: a mask takes all.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 _ATTRIBUTE = "_etloom_mean"
-_COPIES: tuple[str, ...] = (
-    *(
-        "_to_copy",
-        "clone",
-        "copy_",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "repeat",
-        "flip",
-        "mean",
-        "cat",
-        "stack",
-    ),
-    *("index_select", "gather", "amax", "amin", "max", "min", "wait_tensor", "_amp_update_scale_"),
-    *("all_to_all_single", "all_gather_into_tensor", "broadcast"),
-)
+_COPIES = {
+    "_to_copy",
+    "clone",
+    "copy_",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "repeat",
+    "flip",
+    "mean",
+    "index_select",
+}
+_COPIES |= {"gather", "amax", "amin", "max", "min", "wait_tensor", "_amp_update_scale_"}
+_COPIES |= {"all_to_all_single", "all_gather_into_tensor", "broadcast"}
 _CONSTANTS = {
     "zeros": 0,
     "zeros_like": 0,
@@ -120,9 +117,18 @@ def _infer(name: str, args: Any, kwargs: Any, tensors: list[Any], outputs: list[
         return value if isinstance(value, (int, float)) else None
     if name in _COPYING_COLLECTIVES:  # the result is the first argument, the input the last tensor
         return _mean(tensors[-1])
+    if name in ("cat", "stack"):
+        means = [_mean(tensor) for tensor in tensors]
+        if None in means:
+            return None
+        total = sum(tensor.numel() for tensor in tensors)
+        weighted = (
+            mean * tensor.numel() for mean, tensor in zip(means, tensors, strict=True) if mean is not None
+        )
+        return sum(weighted) / max(1, total)
     if name in _COPIES:
-        means = {_mean(tensor) for tensor in (tensors[1:2] if name == "copy_" else tensors[:1])}
-        return means.pop() if len(means) == 1 else None
+        sources = tensors[1:2] if name == "copy_" else tensors[:1]
+        return _mean(sources[0]) if sources else None
     if name in ("histc", "bincount") and tensors:
         return tensors[0].numel() / max(1, outputs[0].numel())
     if name == "sum" and (mean := _mean(tensors[0])) is not None:
@@ -157,6 +163,9 @@ def _mean(tensor: Any) -> float | None:
 
 def _set_mean(tensor: Any, mean: float | None) -> None:
     storage = tensor.untyped_storage()
+    is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
+    if is_part and mean != getattr(storage, _ATTRIBUTE, None):
+        mean = None  # the rest of the storage keeps its elements
     if mean is not None or hasattr(storage, _ATTRIBUTE):
         setattr(storage, _ATTRIBUTE, mean)
 
@@ -164,6 +173,7 @@ def _set_mean(tensor: Any, mean: float | None) -> None:
 def _read(tensor: Any) -> Any:
     """Return the value of an element of a tensor without data."""
     mean = _mean(tensor)
+    mean = mean if mean is not None and math.isfinite(mean) else None
     if tensor.dtype.is_complex:
         return complex(mean or 0.0)
     if tensor.dtype.is_floating_point:
@@ -175,10 +185,15 @@ def _read(tensor: Any) -> Any:
 
 def _to_list(tensor: Any) -> Any:
     """Return the elements as nested lists; the tensor is copied to the host once, as on a device."""
-    value = _read(tensor.detach().cpu())
-    for size in reversed(tensor.shape):
-        value = [value] * size
-    return value
+    host = tensor.detach().cpu()
+    mean, value = _mean(host), _read(host)
+    values = [value] * tensor.numel()
+    if mean is not None and math.isfinite(mean) and type(value) is int and values:
+        each, rest = divmod(round(mean * len(values)), len(values))
+        values = [each + (place < rest) for place in range(len(values))]  # the parts sum to the whole
+    for size in reversed(tensor.shape[1:]):
+        values = [values[at : at + size] for at in range(0, len(values), max(1, size))]
+    return values if tensor.dim() else values[0]
 
 
 def _to_numpy(tensor: Any, *, force: bool = False) -> Any:

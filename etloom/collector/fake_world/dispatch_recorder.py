@@ -9,8 +9,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import data_defaults
-from .failures import find_in_chain
+from . import data_defaults, failures
 from .memory_kinds import MemoryKinds
 from .request_history import RequestHistory
 
@@ -95,13 +94,6 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory = MemoryUse()
         self.memory.follow_resizes(torch)
         self.kinds = MemoryKinds(self.memory.history)
-        self._failure: tuple[BaseException, str] | None = None
-
-    def find_failed_operator(self, error: BaseException) -> tuple[BaseException, str]:
-        """Return the exception of the operator that caused an exception, and its name; "" for none."""
-        if self._failure is not None and find_in_chain(error, self._failure[0]):
-            return self._failure
-        return error, ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(_is_wrapper(kind) for kind in types):
@@ -115,7 +107,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            self._failure = error, name
+            failures.note_operator(error, name)
             raise
         if self.paused or name == "prim::device":  # asked for with each operator
             return result

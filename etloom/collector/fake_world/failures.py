@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 _MAX_LENGTH = 300
+_SHAPE = "give it a shape function with torch.library.register_fake, or replace it for the recording"
+_KERNEL = "it needs data: make the kernel an operator with torch.library.custom_op and register_fake"
 _REMEDIES = (
     (
         (
@@ -20,26 +21,27 @@ _REMEDIES = (
             "no fake impl",
             "fake implementation",
         ),
-        "{shape}",
+        _SHAPE,
     ),
-    (("data pointer", "data_ptr", "storage", "Triton", "triton"), "{kernel}"),
+    (("data pointer", "data_ptr", "Triton", "triton"), _KERNEL),
 )
-_SHAPE = "give it a shape function with torch.library.register_fake, or replace it for the recording"
-_KERNEL = "it needs data: make the kernel an operator with torch.library.custom_op and register_fake"
+_OPERATOR = "_etloom_operator"
 
 
-def report_to(path: Path, find_operator: Callable[[BaseException], tuple[BaseException, str]]) -> None:
-    """Write the reason into a file when an exception ends the script; its traceback is printed as usual.
+def note_operator(error: BaseException, name: str) -> None:
+    """Note the operator that raised an exception on the exception itself, which keeps no tensor alive."""
+    if not hasattr(error, _OPERATOR):
+        with suppress(AttributeError):
+            setattr(error, _OPERATOR, name)
 
-    Args:
-        path: The file.
-        find_operator: Returns the exception of the operator that caused an exception, and its name; "" for none.
-    """
+
+def report_to(path: Path) -> None:
+    """Write the reason into a file when an exception ends the script; its traceback is printed as usual."""
     process, before = os.getpid(), sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == process:
-            path.write_text(describe_failure(trace, *find_operator(error)), encoding="utf-8")
+            path.write_text(describe_failure(trace, *_find_operator(error)), encoding="utf-8")
         before(kind, error, trace)
 
     sys.excepthook = report
@@ -56,7 +58,7 @@ def describe_failure(trace: TracebackType | None, error: BaseException, operator
     text = ": ".join(part for part in parts if part)
     for words, remedy in _REMEDIES:
         if operator and any(word in f"{type(error).__name__} {error}" for word in words):
-            return f"{text}; {remedy.format(shape=_SHAPE, kernel=_KERNEL)}"
+            return f"{text}; {remedy}"
     return text
 
 
@@ -70,10 +72,11 @@ def _find_place(trace: TracebackType | None) -> str:
     return place
 
 
-def find_in_chain(error: BaseException | None, raised: Any) -> bool:
-    """Return whether an exception is another one, or was raised because of it."""
-    while error is not None:
-        if error is raised:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _find_operator(error: BaseException) -> tuple[BaseException, str]:
+    """Return the exception of the operator that caused an exception, and the operator's name; "" for none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if name := getattr(cause, _OPERATOR, ""):
+            return cause, name
+        cause = cause.__cause__ or cause.__context__
+    return error, ""

@@ -25,7 +25,7 @@ def install(torch: Any) -> None:
     ddp._verify_param_shape_across_processes = lambda *_: None
 
 
-class _Ignored:
+class Ignored:
     """An object whose methods do nothing."""
 
     def __init__(self, *_: Any) -> None:
@@ -37,8 +37,8 @@ class _Ignored:
         return lambda *_, **__: None
 
 
-class _Logger(_Ignored):
-    """Keeps no facts about a model, but lets them be asked for."""
+class _Logger(Ignored):
+    """Has the tables of facts that are read from a logger, empty."""
 
     strs_map: dict[str, str]
     ints_map: dict[str, int]
@@ -87,7 +87,7 @@ class _Bucket:
         return self._views
 
 
-class Reducer(_Ignored):
+class Reducer(Ignored):
     """Reduces the gradients of parameters in buckets; takes the arguments of torch's own reducer."""
 
     def __init__(self, parameters: list[Any], bucket_indices: list[list[int]], *arguments: Any) -> None:

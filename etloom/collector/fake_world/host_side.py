@@ -6,6 +6,8 @@ import functools
 import inspect
 from typing import Any
 
+from .fake_reducer import Ignored
+
 
 def install(torch: Any) -> None:
     """Replace workers of data loaders, pinned memory, NVTX, generators, swaps and addresses of tensors, ..."""
@@ -18,15 +20,8 @@ def install(torch: Any) -> None:
     torch.utils.swap_tensors = _swap_tensors
     torch.Tensor.record_stream = lambda *_: None
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # it is a copy on the host, which needs CUDA
-    torch.cuda.nvtx._nvtx = _Ignored()  # ranges are not recorded
+    torch.cuda.nvtx._nvtx = Ignored()  # ranges are not recorded
     torch.cuda.profiler.start = torch.cuda.profiler.stop = lambda: None
-
-
-class _Ignored:
-    """Stands for a library whose functions do nothing and return a handle."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: 0
 
 
 def _allow_foreach() -> None:

@@ -59,7 +59,7 @@ def start(torch: Any, library: Any) -> None:
         torch.__future__.set_swap_module_params_on_conversion(True)
     recorder = DispatchRecorder(torch)
     recorder.ignore_inferred_shapes()
-    failures.report_to(Path(options.out) / FAILURE_NAME.format(rank=rank), recorder.find_failed_operator)
+    failures.report_to(Path(options.out) / FAILURE_NAME.format(rank=rank))
     fake_tensors.__enter__()
     recorder.__enter__()  # type: ignore[no-untyped-call]
     recorder.kinds.attach()

@@ -70,19 +70,21 @@ def record_fake_ranks(
     messages: list[str] = []
     status = 0
     received: list[int] = []
-    for rank in ranks:
-        if ending := [number for number in received if number in _ENDING]:
-            status = status or 128 + ending[0]
-            messages.append(f"rank {rank} and later ones did not run: {signal.Signals(ending[0]).name}")
-            break
-        environment_of_rank = variables | _rank_variables(rank, world_size)
-        code, facts = _run_rank(command, Path(folder), rank, environment_of_rank, received)
-        status = status or code
-        recorded += [rank] if facts is not None else []
-        name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"
-        failure = _take_failure(Path(folder), rank)
-        messages.append(f"{name}: {_describe_result(facts, failure, code, recording.last)}")
-    shutil.rmtree(recording.scratch, ignore_errors=True)
+    try:
+        for rank in ranks:
+            if ending := [number for number in received if number in _ENDING]:
+                status = status or 128 + ending[0]
+                messages.append(f"rank {rank} and later ones did not run: {signal.Signals(ending[0]).name}")
+                break
+            environment_of_rank = variables | _rank_variables(rank, world_size)
+            code, facts = _run_rank(command, Path(folder), rank, environment_of_rank, received)
+            status = status or code
+            recorded += [rank] if facts is not None else []
+            name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"
+            failure = _take_failure(Path(folder), rank)
+            messages.append(f"{name}: {_describe_result(facts, failure, code, recording.last)}")
+    finally:
+        shutil.rmtree(recording.scratch, ignore_errors=True)
     return Path(folder), status, tuple(recorded), (Path(folder),), tuple(messages)
 
 

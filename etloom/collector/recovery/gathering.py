@@ -272,7 +272,7 @@ def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str],
     from etloom.core.errors import CollectError
 
     windows = [list(window.records.values()) for window in contents.values()]
-    contradictions = _find_contradictions(windows)
+    contradictions = _find_contradictions(dict(zip(contents, windows, strict=True)))
     if contradictions and not same_job:
         sources = {str(folder) for window in contents.values() for folder in window.folders.values()}
         raise CollectError(
@@ -294,16 +294,21 @@ def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str],
         warnings.append(f"{', '.join(sorted(unknown))}: the job of traces without rank_<r>.json is unknown")
 
 
-def _find_contradictions(windows: list[list[Facts]]) -> list[str]:
-    """Return the reasons why the ranks of the recording windows cannot belong to a single job; empty if they can."""
-    every_rank = [facts for ranks in windows for facts in ranks]
-    # A job that was restarted may have windows of each of its lives.
-    lives = [
-        [facts for facts in every_rank if facts.get("restart") == restart]
-        for restart in {facts.get("restart") for facts in every_rank}
+def _find_contradictions(windows: dict[str, list[Facts]]) -> list[str]:
+    """Return the reasons why the ranks of the recording windows, by name, cannot belong to a single job; empty if they
+    can."""
+    # A job that was restarted may have windows of each of its lives; the ranks of a Ray actor's class are its own.
+    lives: dict[tuple[str, Any], list[Facts]] = {}
+    for name, ranks in windows.items():
+        actor = name.partition("/")[0] if name.startswith("actor_") else ""
+        for facts in ranks:
+            lives.setdefault((actor, facts.get("restart")), []).append(facts)
+    contradictions = [
+        job_identity.find_contradiction(ranks) for ranks in (*windows.values(), *lives.values())
     ]
-    contradictions = [job_identity.find_contradiction(ranks) for ranks in (*windows, *lives)]
-    contradictions += [_describe_gap(ranks) for ranks in windows if not job_identity.is_same_launch(ranks)]
+    contradictions += [
+        _describe_gap(ranks) for ranks in windows.values() if not job_identity.is_same_launch(ranks)
+    ]
     return [contradiction for contradiction in contradictions if contradiction is not None]
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from ..rank_environment import current_rank
+from ..rank_environment import current_rank, is_distributed
 
 
 def choose_actor_folder(out: Path) -> Path:
@@ -22,7 +22,7 @@ def choose_actor_folder(out: Path) -> Path:
     if name is None:
         return out
     folder = out / f"actor_{re.sub(r'[^A-Za-z0-9]+', '-', name)}"
-    if current_rank()[1] > 1:
+    if is_distributed() and current_rank()[1] > 1:
         folder.mkdir(exist_ok=True)
         return folder
     number = 0

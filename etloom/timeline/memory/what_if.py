@@ -149,10 +149,11 @@ def apply_change(program: Program, text: str, other_batch: Program | None = None
     return changed, change.settings
 
 
-def find_help(program: Program, text: str) -> list[tuple[str, int]]:
-    """Return further changes with which a program that does not fit needs at least 1 % less, and the bytes it needs.
+def find_help(program: Program, text: str) -> tuple[list[tuple[str, int]], list[str]]:
+    """Return further changes with which a program that does not fit needs at least 1 % less, with the bytes it needs,
+    and all changes that were tried.
 
-    These are expandable segments, and checkpointing of the module with which the peak is lowest, of those whose calls
+    Tried are expandable segments, and checkpointing of the module with which the peak is lowest, of those whose calls
     request most.
     """
     before = find_needed_bytes(*apply_change(program, text))
@@ -163,11 +164,14 @@ def find_help(program: Program, text: str) -> list[tuple[str, int]]:
             changed, settings = apply_change(program, f"{text},{change}")
             peak = int(changed.run(replace(settings, capacity=0)).allocated.max(initial=0))
             tried.append((peak, change))
-    changes = ["expandable_segments:True", *(change for _, change in sorted(tried)[:1])]
+    has_expandable = apply_change(program, text)[1].expandable_segments
+    changes = [] if has_expandable else ["expandable_segments:True"]
+    changes += [change for _, change in sorted(tried)[:1]]
     needs = [(change, find_needed_bytes(*apply_change(program, f"{text},{change}"))) for change in changes]
     if before is None:
-        return []
-    return [(change, size) for change, size in needs if size is not None and size <= _MIN_HELP * before]
+        return [], []
+    helps = [(change, size) for change, size in needs if size is not None and size <= _MIN_HELP * before]
+    return helps, changes
 
 
 def find_needed_bytes(program: Program, settings: Settings) -> int | None:

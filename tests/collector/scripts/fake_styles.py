@@ -10,7 +10,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -52,8 +51,7 @@ for block in hybrid:
 fully_shard(hybrid, mesh=mesh)
 sequence = nn.Sequential(Mlp(), Mlp()).to(device)
 for block in sequence:
-    plan = {"norm": SequenceParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-    parallelize_module(block, mesh["shard"], {name: plan[name] for name in ("up", "down")})
+    parallelize_module(block, mesh["shard"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
 searching = DistributedDataParallel(Partly().to(device), find_unused_parameters=True, bucket_cap_mb=0.1)
 static = DistributedDataParallel(Partly().to(device), static_graph=True, bucket_cap_mb=0.1)
 pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
