@@ -58,7 +58,7 @@ SCRIPTS = (
     "views.js",
     "calls.js",
     "selection.js",
-    "link.js",
+    "address.js",
     "fleet.js",
     "memory.js",
     "input.js",

@@ -330,7 +330,9 @@ def test_a_trace_that_is_not_linked_is_refused(name: str) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UnknownName, match=r"^by: .*; expected one of exclusive, self, "):
+    with pytest.raises(
+        UnknownName, match=r"^by: .*; did you mean 'self'\? \(expected one of exclusive, self, "
+    ):
         analyze(EMPTY, "top-ops", by="sell")
     with pytest.raises(UnknownName, match="expected one of name, kind"):
         analyze(EMPTY, "kernel-breakdown", by="kin")

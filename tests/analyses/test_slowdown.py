@@ -230,7 +230,7 @@ def test_a_graph_that_would_exceed_the_memory_is_refused(
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     job = etloom.open(write_trace(tmp_path / "t.parquet"), use_cache=False)
-    with pytest.raises(EtloomError, match=r"'workers'; expected one of .*worker"):
+    with pytest.raises(EtloomError, match=r"'workers'; did you mean 'worker'\? \(expected one of "):
         etloom.analyze(job, "slowdown", by="workers")
 
 

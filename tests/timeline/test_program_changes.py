@@ -76,7 +76,7 @@ def test_checkpointing_keeps_the_memory_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("checkpoint=model.py:13", InvalidValue, "of those in the recording: model.py:12"),
+        ("checkpoint=model.py:13", InvalidValue, "in the recording: model.py:12"),
         ("batch=2", InvalidValue, "expected a factor such as x2"),
         ("batch=x0", InvalidValue, "expected a factor such as x2"),
         ("batch=x2", AnalysisError, "name that snapshot with --other-batch"),

@@ -91,7 +91,8 @@ if _FAKE_DEVICE in os.environ:
     sys.meta_path.insert(0, _Waiter("torch", _start_fake_world))
 elif "ETLOOM_COLLECT" in os.environ:
     sys.meta_path.insert(0, _Waiter(_AWAITED, _load_collector))
-    sys.meta_path.insert(0, _Waiter("ray", _pass_to_ray))
+    if PathFinder.find_spec("ray") is not None:
+        sys.meta_path.insert(0, _Waiter("ray", _pass_to_ray))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=lambda: _fork_hooks.get("before", int)(),
