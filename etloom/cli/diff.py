@@ -75,16 +75,23 @@ def diff(
     if by == "memory" or all(map(_is_snapshot, jobs)):
         if html is not None:
             raise click.UsageError("--html shows times: write a page of each snapshot with etloom report")
-        holders = etloom.diff_memory(*jobs)
-        write_table(holders.head(top + 1), table.format, table.out)
-        if holders.height > top + 1:
-            print_message(f"{top:,} of {holders.height - 1:,} places; --top {holders.height - 1} shows all")
+        _write_holders(jobs, top, table)
         return
     difference = etloom.diff(*jobs)
     _write_difference(difference, by, top, table)
     if html is not None:
         etloom.report(difference, html)
         print_message(describe_page(html))
+
+
+def _write_holders(jobs: Sequence[Job], top: int, table: TableOptions) -> None:
+    """Write what each place holds in two memory snapshots."""
+    import etloom
+
+    holders = etloom.diff_memory(*jobs)
+    write_table(holders.head(top + 1), table.format, table.out)
+    if holders.height > top + 1:
+        print_message(f"{top:,} of {holders.height - 1:,} places; --top {holders.height - 1} shows all")
 
 
 def _write_runs(paths: Sequence[Path], by: str, top: int, table: TableOptions, run: RunsOptions) -> None:

@@ -80,9 +80,8 @@ def record_fake_ranks(
             code, facts = _run_rank(command, Path(folder), rank, environment_of_rank, received)
             status = status or code
             recorded += [rank] if facts is not None else []
-            name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"
-            failure = _take_failure(Path(folder), rank)
-            messages.append(f"{name}: {_describe_result(facts, failure, code, recording.last)}")
+            result = _describe_result(facts, _take_failure(Path(folder), rank), code, recording.last)
+            messages.append(f"rank {rank}{'' if facts is None else f' of {world_size}'}: {result}")
     finally:
         shutil.rmtree(recording.scratch, ignore_errors=True)
     return Path(folder), status, tuple(recorded), (Path(folder),), tuple(messages)
