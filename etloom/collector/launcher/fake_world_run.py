@@ -66,18 +66,16 @@ def record_fake_ranks(
     claim_folder(folder, overwrite)
     Path(recording.scratch).mkdir(mode=0o700)  # for objects that ranks send each other
     variables = {**os.environ, **environment(recording), LIBRARY_VARIABLE: str(library)}
-    recorded: list[int] = []
-    messages: list[str] = []
+    recorded, received, messages = list[int](), list[int](), list[str]()
     status = 0
-    received: list[int] = []
     try:
         for rank in ranks:
             if ending := [number for number in received if number in _ENDING]:
                 status = status or 128 + ending[0]
                 messages.append(f"rank {rank} and later ones did not run: {signal.Signals(ending[0]).name}")
                 break
-            environment_of_rank = variables | _rank_variables(rank, world_size)
-            code, facts = _run_rank(command, Path(folder), rank, environment_of_rank, received)
+            all_variables = variables | _rank_variables(rank, world_size)
+            code, facts = _run_rank(command, Path(folder), rank, all_variables, received)
             status = status or code
             recorded += [rank] if facts is not None else []
             result = _describe_result(facts, _take_failure(Path(folder), rank), code, recording.last)
