@@ -159,6 +159,15 @@ def test_what_has_no_script_is_refused_in_one_line(
     assert not (tmp_path / "x").exists()
 
 
+def test_events_without_a_name_are_refused(tmp_path: Path) -> None:
+    trace = (
+        OperatorTraceBuilder().operator("aten::linear", 0, 90).operator("aten::mm", 5, 50).open(tmp_path)[0]
+    )
+    nameless = trace.replace(events=trace.events.with_columns(pl.lit(None, pl.Categorical).alias("name")))
+    with pytest.raises(EtloomError, match=r"'' is not an operator of torch; it belongs to event 0 \(''\)"):
+        etloom.repro(nameless, 1, tmp_path / "x")
+
+
 def test_kernels_and_missing_events_are_refused(tmp_path: Path, call: Callable[..., Outcome]) -> None:
     made = OperatorTraceBuilder().operator("aten::mm", 0, 50, [[4, 4], [4, 4]]).kernel("gemm", 5, 10, 20)
     job = made.open(tmp_path)

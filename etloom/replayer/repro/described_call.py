@@ -42,7 +42,7 @@ def name_operator(trace: Trace, event: int) -> str:
     around = operators.filter(pl.col("id").is_in((launched if launched.len() else above).implode()))
     for relation, rows in (("contains", inside), ("belongs to", around)):
         for row in rows.head(1).iter_rows(named=True):
-            return f"; it {relation} event {row['id']} ({row['name'][:60]!r})"
+            return f"; it {relation} event {row['id']} ({(row['name'] or '')[:60]!r})"
     return ""
 
 
