@@ -10,8 +10,8 @@ A row per cause, failed requests first, then most bytes:
 - allocator-retries: the allocator released its cached segments before an allocation, which waits for the device.
 - leak: memory in use grows from one cycle of the program to the next, in four or more cycles in a row. bytes: of a
   cycle.
-- optimizer-peak: most memory is in use in the optimizer's step. bytes: above the peak before it, requested in the step
-  and freed later; its state, which stays, is no waste.
+- optimizer-peak: most memory is in use in the optimizer's step. bytes: what the step requests and frees
+  again, at most what exceeds the peak before it. State of the optimizer outlives the step and does not count.
 
 pct: of the peak of reserved memory. confidence: high: measured; medium: measured, but part of it would remain; low:
 estimated. parts: JSON list of objects with place and bytes.

@@ -35,7 +35,7 @@ MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
 
 
 COSTS = ("flops", "ideal_ns", "timed_ns")
-"""Of calls with known costs: FLOPs, the time at the peaks of the device, and the measured time of those with one."""
+"""Of calls with a cost model: FLOPs, minimum time at the peaks of the device, measured time of the same calls; ns."""
 
 
 @dataclass

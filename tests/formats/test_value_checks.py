@@ -70,7 +70,7 @@ def test_references_to_rows_that_do_not_exist_are_removed_and_counted(ids: list[
     assert trace.arguments["event"].to_list() == [ids[1]]
     stats = trace.stats.filter(name="read.missing_reference")
     assert stats.select("severity", "count").rows() == [("data_loss", 1), ("data_loss", 1)]
-    assert stats["example"].to_list()[0] == "events.parent 9 is no row of events"
+    assert stats["example"].to_list()[0] == "events.parent 9 is not an id of events"
 
 
 def test_a_complete_table_is_returned_as_it_is() -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 _MAX_FLASH_WIDTH = 256
-_libraries: list[Any] = []
-"""Registrations, which end with their object."""
+_registrations: list[Any] = []
+"""Each ends with its object."""
 
 
-def install(torch: Any) -> None:
+def install() -> None:
     """Replace scaled_dot_product_attention on the device, for callers in Python and C++ and for shards of DTensor."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", _attend, "AutogradCUDA")
-    _libraries.append(library)
+    from torch import library
+
+    registration = library.Library("aten", "IMPL")
+    registration.impl("scaled_dot_product_attention", _attend, "AutogradCUDA")
+    _registrations.append(registration)
 
 
 def _attend(

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 _MAX_LENGTH = 300
-_SHAPE = "give it a shape function with torch.library.register_fake, or replace it for the recording"
-_KERNEL = "it needs data: make the kernel an operator with torch.library.custom_op and register_fake"
+_SHAPE = "give it a shape function (register_fake), or replace it for the recording"
+_KERNEL = "it needs data: make the kernel an operator (custom_op) with a shape function (register_fake)"
 _REMEDIES = (
     (
         (

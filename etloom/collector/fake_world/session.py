@@ -44,7 +44,7 @@ def start(torch: Any, library: Any) -> None:
     setattr(FakeTensorMode, "avoid_device_init", True)  # noqa: B010
     fake_cuda.install(torch, library.etloom_set_device)
     fake_distributed.install(torch, rank, world_size, Path(options.scratch))
-    attention.install(torch)
+    attention.install()
     data_defaults.install(torch)
     fake_kernels.install(torch)
     host_side.install(torch)

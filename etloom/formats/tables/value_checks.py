@@ -112,22 +112,21 @@ def _drop_missing_references(
     changed = {}
     for name, frame in tables.items():
         for column in TABLES[name].columns if name != "stats" else ():
-            if column.refers == "events" and tables.get("events", frame).is_empty():
-                continue  # calls without times, numbered by what would be their events
-            if (
-                column.refers is None
-                or column.refers not in tables
-                or frame[column.name].null_count() == frame.height
-            ):
+            target = tables.get(column.refers or "")
+            # Calls without times have no events, but keep the numbers of what would be their events.
+            is_numbering = column.refers == "events" and target is not None and target.is_empty()
+            if target is None or is_numbering or frame[column.name].null_count() == frame.height:
                 continue
-            references, ids = frame[column.name], tables[column.refers]["id"]
+            references, ids = frame[column.name], target["id"]
             last = len(ids) - 1
             if last >= 0 and ids[last] == last == ids.max() and references.max() <= last:  # type: ignore[operator]
                 continue  # ids are row numbers
             is_missing = references.is_not_null() & ~references.is_in(ids.implode())
             if not (count := int(is_missing.sum())):
                 continue
-            example = f"{name}.{column.name} {references.filter(is_missing)[0]} is no row of {column.refers}"
+            example = (
+                f"{name}.{column.name} {references.filter(is_missing)[0]} is not an id of {column.refers}"
+            )
             stats.append(Stat("read.missing_reference", "data_loss", count, example))
             nulled = frame.with_columns(references.set(is_missing, None))
             frame = changed[name] = nulled.drop_nulls(column.name) if column.required else nulled

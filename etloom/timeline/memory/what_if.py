@@ -156,7 +156,8 @@ def find_help(program: Program, text: str) -> tuple[list[tuple[str, int]], list[
     Tried are expandable segments, and checkpointing of the module with which the peak is lowest, of those whose calls
     request most.
     """
-    before = find_needed_bytes(*apply_change(program, text))
+    unchanged, given = apply_change(program, text)
+    before = find_needed_bytes(unchanged, given)
     tried = []
     for module in rank_module_calls(program)[:_MAX_MODULES]:
         with suppress(AnalysisError):
@@ -164,8 +165,7 @@ def find_help(program: Program, text: str) -> tuple[list[tuple[str, int]], list[
             changed, settings = apply_change(program, f"{text},{change}")
             peak = int(changed.run(replace(settings, capacity=0)).allocated.max(initial=0))
             tried.append((peak, change))
-    has_expandable = apply_change(program, text)[1].expandable_segments
-    changes = [] if has_expandable else ["expandable_segments:True"]
+    changes = [] if given.expandable_segments else ["expandable_segments:True"]
     changes += [change for _, change in sorted(tried)[:1]]
     needs = [(change, find_needed_bytes(*apply_change(program, f"{text},{change}"))) for change in changes]
     if before is None:
