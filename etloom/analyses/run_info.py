@@ -103,7 +103,7 @@ def describe_ranks(job: Job) -> pl.DataFrame:
         link, steps = trace.meta.get("link", {}), trace.compute_once(find_annotated_steps)["dur"]
         counts = trace.compute_once(count_events)
         starts, ends = counts["work_start"].min(), counts["work_end"].max()
-        if trace.meta.get("formats") == ["memory_snapshot"]:  # its events are annotations of a part of it
+        if trace.is_snapshot:  # its events are annotations of a part of it
             starts, ends = trace.allocator["ts"].min(), trace.allocator["ts"].max()
         rows.append(
             {
@@ -212,7 +212,7 @@ def list_devices(trace: Trace) -> list[str]:
 
     if list(trace.meta.get("formats", ())) == ["flight_recorder"]:
         return []
-    if list(trace.meta.get("formats", ())) == ["memory_snapshot"]:
+    if trace.is_snapshot:
         return [f"CUDA device {number}" for number in trace.memory["device"].drop_nulls().unique().sort()]
     if not trace.rows("events"):
         devices = {str(name) for name in trace.tensors["device"].unique() if name}

@@ -111,7 +111,7 @@ class HangReport:
         absent: the members of recorded groups that have no dump.
         remarks: what NCCL's RAS states about ranks without a dump, a line each.
         communicators: of a report of NCCL's RAS: one row per communicator, property and value; else None.
-        no_cause: the sentence if there is no cause; empty for dumps.
+        no_cause: the verdict of a RAS report in which no rank differs; empty for dumps.
     """
 
     cause: HangCause | None

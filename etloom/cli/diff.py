@@ -72,7 +72,7 @@ def diff(
         _write_runs([before, *after], by, top, table, run)
         return
     jobs = [open_job(path, run) for path in (before, *after)]
-    if by == "memory" or all(map(_is_snapshot, jobs)):
+    if by == "memory" or all(trace.is_snapshot for job in jobs for trace in job.values()):
         if html is not None:
             raise click.UsageError("--html shows times: write a page of each snapshot with etloom report")
         _write_holders(jobs, top, table)
@@ -125,8 +125,3 @@ def _write_difference(difference: Difference, by: str, top: int, table: TableOpt
         print_message(f"neither run contains a {by}")
     if rows.height or table.out is not None or table.format not in (None, Format.table):
         write_table(rows, table.format, table.out)
-
-
-def _is_snapshot(job: Job) -> bool:
-    """Return whether a run consists of memory snapshots only, whose annotations may be its only events with a time."""
-    return all(trace.meta.get("formats") == ["memory_snapshot"] for trace in job.values())

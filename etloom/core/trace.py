@@ -237,6 +237,11 @@ class Trace(TableAttributes):
         loader = self._loaders.get(name)
         return self.table(name).lazy() if loader is None else loader.scan()
 
+    @property
+    def is_snapshot(self) -> bool:
+        """True if it is a memory snapshot without a profile; its only events may be annotations."""
+        return list(self.meta.get("formats", ())) == ["memory_snapshot"]
+
     def rows(self, name: str) -> int:
         """Return the number of rows of a table, without loading it.
 

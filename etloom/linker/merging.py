@@ -111,7 +111,7 @@ def _reduce_snapshots(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
 
     Their curve of the memory is on the clock of the snapshot: it is left out, and counted, if the others have another.
     """
-    others = [trace for trace in traces if not _is_snapshot(trace)]
+    others = [trace for trace in traces if not trace.is_snapshot]
     if not others:
         return traces
     has_memory = any(trace.table("memory").height for trace in others)
@@ -129,11 +129,7 @@ def _reduce_snapshots(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
         example = f"the events of the rank are on a clock that is {', '.join(sorted(map(str, clocks)))}"
         return reduced.count("read.memory_on_other_clock", rows, example, "data_loss")
 
-    return tuple(reduce(trace) if _is_snapshot(trace) else trace for trace in traces)
-
-
-def _is_snapshot(trace: Trace) -> bool:
-    return trace.meta.get("formats") == ["memory_snapshot"]
+    return tuple(reduce(trace) if trace.is_snapshot else trace for trace in traces)
 
 
 def _concat_table(name: str, parts: list[pl.DataFrame]) -> pl.DataFrame:

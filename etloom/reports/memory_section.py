@@ -70,8 +70,7 @@ def _measure_job(job: Job) -> RunMemory:
 
 def is_memory_only(job: Job) -> bool:
     """Return whether the run consists of memory snapshots, at least one of which has a history."""
-    has_others = any(trace.meta.get("formats") != ["memory_snapshot"] for trace in job.values())
-    return not has_others and bool(find_memory(job).devices)
+    return all(trace.is_snapshot for trace in job.values()) and bool(find_memory(job).devices)
 
 
 def summarize_memory(job: Job) -> Iterator[SummaryLine]:

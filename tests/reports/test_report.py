@@ -30,7 +30,7 @@ from etloom.reports.timeline_selection import find_first_work, find_origins, pac
 from etloom.reports.timeline_tracks import MAX_ROWS
 from support.examples import examples
 from support.random_traces import traces
-from support.reports import HOSTILE, PageElements, hostile_job, kernel_row, link_events
+from support.reports import HOSTILE, PageElements, host_row, hostile_job, kernel_row, link_events
 from support.small_traces import write_run
 
 
@@ -86,23 +86,11 @@ def test_the_encoded_columns_equal_the_trace(job: Job) -> None:
 
 
 def test_gpu_tracks_are_on_top_and_python_frames_apart() -> None:
-    def host(cat: str, name: str, ts: int, dur: int, depth: int) -> dict[str, Any]:
-        return {
-            "cat": cat,
-            "name": name,
-            "ts": ts,
-            "dur": dur,
-            "pid": 1,
-            "tid": 1,
-            "stream": None,
-            "depth": depth,
-        }
-
     events = [
-        host("python_function", "train.py(1): main", 0, 100, 0),
-        host("python_function", "model.py(7): forward", 10, 60, 1),
-        host("cpu_op", "aten::linear", 20, 40, 2),
-        host("cpu_op", "aten::mm", 30, 20, 3),
+        host_row("python_function", "train.py(1): main", 0, 100, 0),
+        host_row("python_function", "model.py(7): forward", 10, 60, 1),
+        host_row("cpu_op", "aten::linear", 20, 40, 2),
+        host_row("cpu_op", "aten::mm", 30, 20, 3),
         {**kernel_row("gemm", 50, 30), "depth": None},
     ]
     found = unpack(pack_timeline(link_events(events), rank=0, origin=0, max_events=100).data)

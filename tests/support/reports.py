@@ -23,6 +23,12 @@ def link_events(events: list[dict[str, Any]], **tables: pl.DataFrame) -> Trace:
     return Trace({"events": frame, **tables}, {"rank": 0, "linked": True, "clock": "epoch"})
 
 
+def host_row(cat: str, name: str, ts: int, dur: int, depth: int) -> dict[str, Any]:
+    """Return an event of a host thread as a row of the timeline; times in ns."""
+    place = {"pid": 1, "tid": 1, "stream": None, "depth": depth}
+    return {"cat": cat, "name": name, "ts": ts, "dur": dur, **place}
+
+
 def kernel_row(name: str, ts: int, dur: int, stream: int = 7) -> dict[str, Any]:
     return {"cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream, "stream": stream}
 

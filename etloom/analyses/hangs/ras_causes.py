@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import polars as pl
 
@@ -67,9 +68,9 @@ def find_ras_cause(report: RasReport, earlier: RasReport | None = None) -> HangC
     scene = _Scene(report, JobRanks(report), stuck, _UNCERTAIN if earlier is None else _CERTAIN)
     rules = (
         _find_dead,
-        _find_local_error,
+        partial(_find_error, is_remote=False),
         _find_silent,
-        _find_remote_error,
+        partial(_find_error, is_remote=True),
         _find_other_collective,
         _find_behind,
         _find_ahead,
@@ -110,7 +111,7 @@ def _find_dead(scene: _Scene) -> HangCause | None:
     )
     subject = f"{count_noun(len(processes), 'process', 'processes')} {_is_are(len(processes))}"
     sentence = f"{subject} {text}, whose ranks {text_of_ranks}: {'; '.join(processes[:_MAX_EVIDENCE])}"
-    return HangCause("crashed", (), sentence, _no_evidence())
+    return HangCause("crashed", (), sentence, pl.DataFrame(schema=EVIDENCE_COLUMNS))
 
 
 def _find_silent(scene: _Scene) -> HangCause | None:
@@ -144,14 +145,6 @@ def _find_missing(scene: _Scene, statuses: tuple[str, ...], kind: str, text: str
     hint = "" if join_ranks(groups) is not None else "; ncclras -v or -f json names them"
     verb = _is_are(count)
     return _make_cause(scene, kind, affected, ranks, f"{name} {verb} {text}{others}{hint}")
-
-
-def _find_local_error(scene: _Scene) -> HangCause | None:
-    return _find_error(scene, is_remote=False)
-
-
-def _find_remote_error(scene: _Scene) -> HangCause | None:
-    return _find_error(scene, is_remote=True)
 
 
 def _find_error(scene: _Scene, is_remote: bool) -> HangCause | None:
@@ -268,10 +261,6 @@ def _find_other_status(scene: _Scene) -> HangCause | None:
 
 def _is_are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _no_evidence() -> pl.DataFrame:
-    return pl.DataFrame(schema=EVIDENCE_COLUMNS)
 
 
 def _make_cause(

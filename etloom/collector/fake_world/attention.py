@@ -17,8 +17,8 @@ def install() -> None:
     """Replace scaled_dot_product_attention on the device, for callers in Python and C++ and for shards of DTensor."""
     from torch import library
 
-    registration = library.Library("aten", "IMPL")
-    registration.impl("scaled_dot_product_attention", _attend, "AutogradCUDA")
+    registration = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    registration.impl("scaled_dot_product_attention", _attend, "AutogradCUDA")  # type: ignore[no-untyped-call]
     _registrations.append(registration)
 
 

@@ -7,7 +7,8 @@ events. `etloom hangs` reads the report itself.
 NCCL 2.28.9 leaves out a comma in the JSON form when a rank is missing: it is added and counted. From truncated JSON the
 complete communicators and ranks are read.
 
-Format: src/ras/client_support.cc of NCCL, 2.24 to 2.31.
+Format: src/ras/client_support.cc of NCCL: the text form of 2.24, and both forms of two later versions. The missing
+comma of 2.28.9 is known from a test of Ray.
 """
 
 from __future__ import annotations

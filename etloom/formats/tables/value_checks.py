@@ -45,7 +45,7 @@ def check_values(trace: Trace) -> Trace:
         checked = check_table(name, _fill_process(name, frame, stats), stats)
         if checked is not frame:
             changed[name] = checked
-    in_memory = {name: frame for name, frame in trace.tables.items() if name not in trace.loaders}
+    in_memory = {name: trace.table(name) for name in trace.table_names if name not in trace.loaders}
     changed |= _drop_missing_references(in_memory | changed, stats)
     meta = check_meta(trace.meta, stats)
     if not changed and not stats:

@@ -11,7 +11,7 @@ import pytest
 from etloom.core import categories
 from etloom.core.trace import Job
 from support.browser_pages import Open, settle
-from support.reports import HOSTILE, hostile_job, kernel_row, link_events
+from support.reports import HOSTILE, host_row, hostile_job, kernel_row, link_events
 
 pytestmark = pytest.mark.browser
 
@@ -100,16 +100,7 @@ BOXES = """() => [...document.querySelectorAll("#statistics-calls button")].map(
 @pytest.mark.slow
 def test_the_calls_of_the_selected_time(show: Open) -> None:
     def call(name: str, ts: int, dur: int, depth: int, cat: str = "cpu_op") -> dict[str, Any]:
-        return {
-            "cat": cat,
-            "name": name,
-            "ts": ts,
-            "dur": dur,
-            "pid": 1,
-            "tid": 1,
-            "stream": None,
-            "depth": depth,
-        }
+        return host_row(cat, name, ts, dur, depth)
 
     events = [
         call("main", 0, 10_000, 0, "python_function"),
