@@ -269,6 +269,18 @@ def test_values_of_other_types_are_skipped_and_counted(damage: dict, expected: i
     assert counts.get("read.damaged_entry", 0) == expected
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_report_may_end_after_any_line(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_error()
+    job[0].members[5].status, job[0].members[7].counts["AllReduce"] = "unresponsive", 60
+    lines = FORMS[form](job).splitlines(keepends=True)
+    for end in range(1, len(lines)):
+        status = main(["hangs", str(save(tmp_path, "".join(lines[:end]))), "--format", "json"])
+        assert status in (0, 1), (end, lines[end - 1], capsys.readouterr().err)
+
+
 def test_deep_json_ends_the_report(tmp_path: Path) -> None:
     path = save(tmp_path, '{"communicators_count": 1, "communicators": [' + "[" * 100_000)
     report = etloom.hangs(path)

@@ -237,6 +237,8 @@ def _finish(draft: _Draft, parser: _Parser, budget: list[int]) -> CommunicatorSt
     without_counts = [*missing, *(group for group in answers if group.value == NO_COMMUNICATOR)]
     groups = {STATUS: sort_groups([*answers, *missing])} if answers or missing else {}
     for name, values in draft.properties.items():
+        if not values:  # the report ends after the title of the property
+            continue
         if name in (INIT_ERROR, ASYNC_ERROR):
             groups[name] = sort_groups(item.name_ranks() for item in values)
         elif name != STATUS:
