@@ -113,7 +113,7 @@ class Plan:
         exposed_pct (communication); memory_bytes and its kinds; cost_per_million_tokens if the cluster has a price.
         """
         layouts, seconds = self.layouts, self.times.total
-        whole = {
+        mesh = {
             "tp": layouts.tensor, "cp": layouts.context, "pp": layouts.pipeline, "vp": layouts.chunks,
             "dp": layouts.data, "ep": layouts.expert,
         }  # fmt: skip
@@ -130,22 +130,22 @@ class Plan:
         )
         return pl.DataFrame(
             {
-                **{name: _to_whole(values) for name, values in whole.items()},
+                **{name: _round(values) for name, values in mesh.items()},
                 "sharding": [SHARDINGS[int(stage)] for stage in np.asarray(layouts.sharding)],
-                "micro_batch": _to_whole(layouts.micro_batch),
-                "micro_batches": _to_whole(layouts.micro_batches),
+                "micro_batch": _round(layouts.micro_batch),
+                "micro_batches": _round(layouts.micro_batches),
                 "recompute": [RECOMPUTATIONS[int(mode)] for mode in np.asarray(layouts.recompute)],
-                "step_ns": _to_whole(seconds * 1e9),
-                "lower_bound_ns": _to_whole(seconds * 1e9 / deviation),
-                "upper_bound_ns": _to_whole(seconds * 1e9 * deviation),
+                "step_ns": _round(seconds * 1e9),
+                "lower_bound_ns": _round(seconds * 1e9 / deviation),
+                "upper_bound_ns": _round(seconds * 1e9 * deviation),
                 "interval": np.where(is_calibrated, "calibrated", "not calibrated"),
                 "tokens_per_s": rate,
                 "mfu_pct": 100 * rate * self.job.model.count_token_flops() / peak,
                 "limit": self._name_limits(),
                 "bubble_pct": 100 * self.times.bubble / seconds,
                 "exposed_pct": 100 * exposed / seconds,
-                "memory_bytes": _to_whole(sum(self.memory.values())),
-                **{f"{kind}_bytes": _to_whole(values) for kind, values in self.memory.items()},
+                "memory_bytes": _round(sum(self.memory.values())),
+                **{f"{kind}_bytes": _round(values) for kind, values in self.memory.items()},
                 **cost,
             }
         )
@@ -169,7 +169,8 @@ class Plan:
             for level in cluster.topology.levels
         )
         kinds = ", ".join(f"{kind} {values[0] / 1e9:.1f}" for kind, values in self.memory.items())
-        lines = [
+        overlap = choose_constants(job, cluster).overlap
+        return [
             f"{job.name}: {job.model.count_parameters() / 1e9:,.2f} billion parameters, "
             f"{job.model.count_token_flops() / 1e9:,.1f} GFLOP per token (causal attention counted half); "
             f"{job.batch:,} sequences of {job.model.sequence:,.0f} tokens per step",
@@ -180,14 +181,10 @@ class Plan:
             f"memory of the first layout, in GB: {kinds}",
             *_explain_intervals(job, cluster, take_rows(self.layouts, np.arange(1))),
             "assumed: ranks in the order tp, cp, dp, pp, experts on consecutive ranks; groups of an axis share the "
-            "network of their nodes; tp, cp and ep communication is exposed, 80 % of computation hides transfers of "
-            "dp and pp; tokens spread evenly over experts; all GPUs equally fast, no failures, no input delays",
+            f"network of their nodes; tp, cp and ep communication is exposed, {100 * overlap:.0f} % of computation "
+            "hides transfers of dp and pp; tokens spread evenly over experts; all GPUs equally fast, no failures, no "
+            "input delays",
         ]
-        if not job.fused:
-            lines[-1] = lines[-1].replace(
-                "80 % of computation hides transfers of dp and pp", "and so are dp and pp"
-            )
-        return lines
 
 
 def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None = None) -> Plan:
@@ -408,7 +405,7 @@ def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
 def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) -> dict[str, Array]:
     """Return which layouts differ from the measured class in each respect of `_DEVIATIONS`."""
     shape = np.shape(layouts.tensor)
-    whole = {
+    job_wide = {
         "other kernels than those of the measurements": job.fused,
         "another device than the A100": cluster.peaks.name != "A100 80GB SXM",
         "several nodes": cluster.gpus > cluster.node_size,
@@ -416,7 +413,7 @@ def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) ->
         "FP8": job.precision == "fp8",
     }
     return {
-        **{text: np.full(shape, holds) for text, holds in whole.items()},
+        **{text: np.full(shape, holds) for text, holds in job_wide.items()},
         "recomputation other than of whole layers": np.not_equal(layouts.recompute, 2),
         "ZeRO 2 or 3": np.greater(layouts.sharding, 1),
         "context parallelism": np.greater(layouts.context, 1),
@@ -443,5 +440,5 @@ def _explain_intervals(job: TrainingJob, cluster: Cluster, first: Layout) -> lis
     ]
 
 
-def _to_whole(values: Array | float) -> NDArray[np.int64]:
+def _round(values: Array | float) -> NDArray[np.int64]:
     return np.asarray(np.rint(values), np.int64)
