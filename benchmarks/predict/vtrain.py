@@ -130,21 +130,25 @@ def rank_layouts(run: Measurements, predicted: Array, *, same_batch: bool) -> pl
     Args:
         same_batch: compare only layouts of the same global batch; else batches differ within a group.
     """
-    layout = run.layout
-    gpus = layout.tensor * layout.data * layout.pipeline
-    sizes = [*vars(run.model).values(), gpus, run.batch][: None if same_batch else -1]
-    keys = [size for size in sizes if isinstance(size, np.ndarray)]
-    _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    layout, model = run.layout, run.model
+    keys = {
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "sequence": model.sequence,
+        "gpus": layout.tensor * layout.data * layout.pipeline,
+    }
+    table = pl.DataFrame(keys | ({"batch": run.batch} if same_batch else {})).cast(pl.Int64)
     rows = []
-    for number in range(group.max() + 1):
-        (members,) = np.nonzero(group.reshape(-1) == number)
-        first, second = np.triu_indices(len(members), 1)
+    for key, members in table.with_row_index("row").group_by(table.columns, maintain_order=True):
+        places = members["row"].to_numpy()
+        first, second = np.triu_indices(len(places), 1)
         orders = [
-            np.sign(seconds[members][first] - seconds[members][second])
-            for seconds in (predicted, run.seconds)
+            np.sign(seconds[places][first] - seconds[places][second]) for seconds in (predicted, run.seconds)
         ]
-        rows.append((len(members), float(np.mean(orders[0] * orders[1])) if len(first) else math.nan))
-    return pl.DataFrame(rows, ["layouts", "tau"], orient="row")
+        tau = float(np.mean(orders[0] * orders[1])) if len(first) else math.nan
+        rows.append((*key, len(places), tau))
+    return pl.DataFrame(rows, [*table.columns, "layouts", "tau"], orient="row").sort(table.columns)
 
 
 def report_ranking(run: Measurements, network: PlacedNetwork) -> None:
@@ -160,6 +164,8 @@ def report_ranking(run: Measurements, network: PlacedNetwork) -> None:
             f"{label}: {table.height} groups of at least 5 layouts, tau mean {mean}, median {tau.median():.3f}, "
             f"lowest {tau.min():.3f}, at least 0.8 in {good} % of the groups"
         )
+        if not same_batch:
+            print(table)
 
 
 def main() -> None:
@@ -195,10 +201,14 @@ def main() -> None:
     measured, drawn = run.seconds, (source or run).seconds.size // SHARE
     print(f"vTrain: {len(measured)} measurements, calibrated on {drawn} (seed {SEED}), the rest reported")
     with pl.Config(
-        tbl_cols=-1, tbl_width_chars=150, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True
+        tbl_cols=-1,
+        tbl_rows=-1,
+        tbl_width_chars=150,
+        tbl_hide_dataframe_shape=True,
+        tbl_hide_column_data_types=True,
     ):
         print(pl.DataFrame(rows))
-    report_ranking(run, network)
+        report_ranking(run, network)
     fitted = {
         name: f"{getattr(constants, name):.4g} ({getattr(StepConstants(), name):.4g})" for name in FITTED
     }
