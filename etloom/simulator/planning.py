@@ -74,6 +74,7 @@ _DEVIATIONS = {
     "other kernels than those of the measurements": 0.15,
     "recomputation other than of whole layers": 0.08,
     "another device than the A100": 0.12,
+    "another vendor's device": 0.3,
     "several nodes": 0.12,
     "ZeRO 2 or 3": 0.1,
     "context parallelism": 0.1,
@@ -396,8 +397,8 @@ def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
     count = "none" if misfits.size == peak.size else f"{peak.size - misfits.size:,}"
     return (
         f"{count} of {count_noun(peak.size, 'layout')} {'fits' if count == 'none' else 'fit'}: a GPU has "
-        f"{usable / 1e9:.1f} GB ({100 * USABLE_MEMORY:.0f} % of its memory); of the others {sizes} {sharding}, "
-        f"recomputation {recompute}, needs least, {peak[nearest] / 1e9:.1f} GB: "
+        f"{usable / 1e9:.1f} GB ({100 * USABLE_MEMORY:.0f} % of its memory); closest is {sizes} {sharding}, "
+        f"recomputation {recompute}, which needs {peak[nearest] / 1e9:.1f} GB: "
         f"{(peak[nearest] - usable) / 1e9:.1f} GB are missing"
     )
 
@@ -408,6 +409,7 @@ def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) ->
     job_wide = {
         "other kernels than those of the measurements": job.fused,
         "another device than the A100": cluster.peaks.name != "A100 80GB SXM",
+        "another vendor's device": cluster.peaks.name.startswith("MI"),
         "several nodes": cluster.gpus > cluster.node_size,
         "experts": bool(job.model.experts),
         "FP8": job.precision == "fp8",
