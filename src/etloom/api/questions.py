@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange
     from etloom.simulator.pipelines import RelaidPipeline
+    from etloom.simulator.planning import Plan
     from etloom.simulator.prediction import Prediction
     from etloom.simulator.untimed import UntimedPrediction
 
@@ -150,6 +151,43 @@ def simulate_memory(run: Run, *changes: str, other_batch: Run | None = None) -> 
 
     others = None if other_batch is None else as_job(other_batch)
     return memory_changes.simulate_memory(as_job(run), changes, others)
+
+
+@verb
+def plan(
+    job: StrPath,
+    cluster: StrPath = "dgx-h100",
+    *,
+    gpus: int | None = None,
+    parallel: Mapping[str, int] | None = None,
+) -> Plan:
+    """Rank the layouts of a training job on a cluster by their predicted step time, with 90 % intervals.
+
+    Args:
+        job: a path of a YAML file, or an example such as "llama3-8b" (docs/plan.md).
+        cluster: a path of a YAML file, or nodes such as "dgx-h100".
+        gpus: the number of GPUs; default: that of the cluster.
+        parallel: sizes of axes that are fixed, such as {"tp": 8}; vp: model chunks per stage, mb: micro-batches.
+
+    Returns:
+        The plan: ``.table`` has one row for each mesh that fits, from the fastest; ``.reasons`` states assumptions, the
+        basis of the intervals, and the layouts that do not fit.
+
+    Raises:
+        UnknownName: no job or cluster has this name.
+        EtloomError: a file describes no job or cluster.
+        AnalysisError: no layout exists, or none fits into the memory.
+
+    Example:
+        >>> etloom.plan("llama3-8b", gpus=64).table.columns[:3]
+        ['tp', 'cp', 'pp']
+    """
+    from etloom.simulator.planning import plan as plan_job
+    from etloom.simulator.training_jobs import MAX_GPUS, read_cluster, read_job
+
+    if gpus is not None and not 1 <= gpus <= MAX_GPUS:
+        raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus:,}", option="gpus")
+    return plan_job(read_job(job), read_cluster(cluster, gpus), parallel)
 
 
 @verb
