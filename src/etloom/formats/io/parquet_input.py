@@ -58,7 +58,7 @@ def read_columns(
     present = [column for column in columns if column in schema]
     if not present:
         return pl.DataFrame(schema=dict(columns))
-    table = pl.read_parquet(path, columns=present, glob=False, hive_partitioning=False)
+    table = read_foreign(path, present)
     result = table.select(
         pl.col(column).cast(dtype, strict=False).alias(column)
         if column in present and _is_castable(table.schema[column], dtype)
@@ -70,6 +70,23 @@ def read_columns(
             example = f"{path.stem}.{column} has values of a wrong type: now null"
             stats.append(Stat(name, "data_loss", losses, example))
     return result
+
+
+def read_foreign(source: Path | bytes, columns: list[str] | None = None) -> pl.DataFrame:
+    """Read a Parquet file of another program, or its content, after `check_parquet`.
+
+    It is decoded by pyarrow, because polars aborts the process where a damaged page states an impossible length.
+
+    Raises:
+        PARQUET_ERRORS: The file is damaged.
+    """
+    from pyarrow import ArrowException
+
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        return pl.read_parquet(file, columns=columns, use_pyarrow=True)
+    except ArrowException as error:
+        raise ValueError(str(error)) from None
 
 
 def _is_castable(source: pl.DataType, dtype: Any) -> bool:

@@ -11,7 +11,6 @@ a time zone are read as UTC, which is counted, unless ``utc_offset`` is set.
 from __future__ import annotations
 
 import csv
-import io
 import math
 import re
 import sys
@@ -29,7 +28,7 @@ from etloom.core.trace import Trace
 from etloom.formats import pipeline_operations
 from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
-from etloom.formats.io.parquet_input import check_parquet
+from etloom.formats.io.parquet_input import check_parquet, read_foreign
 from etloom.formats.tables.building import build_trace
 
 _KEYS = re.compile(
@@ -260,7 +259,7 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
     try:
         if data.startswith(PARQUET):
             check_parquet(data, path)
-            table = pl.read_parquet(io.BytesIO(data))
+            table = read_foreign(data)
             nested = [name for name, dtype in table.schema.items() if dtype.is_nested() or dtype == pl.Binary]
             return table.drop(nested).with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
         if data.lstrip()[:1] == b"{":
