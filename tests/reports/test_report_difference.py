@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 
+import polars as pl
 import pytest
 
 import etloom
 from etloom.cli import main
-from etloom.reports.difference_page import render_page
+from etloom.reports.difference_page import list_causes, render_page
 from etloom.reports.html_tables import render_table
 from support.reports import HOSTILE, hostile_job
 from support.small_traces import write_stepped_run
@@ -58,13 +61,45 @@ def test_the_page_states_the_change_and_draws_the_steps(
     assert len(bars) == 12
     heights = [float(bar["height"] or 0) for bar in bars]
     assert heights[6] / heights[0] == pytest.approx(1.1, abs=0.001)
-    assert "50 % of it" in page.texts  # compute, and idle the other half
+    assert [text for text in page.texts if text.endswith("50 % of it")]  # compute, and idle the other half
     assert "old → new" in page.texts
 
 
-def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
-    import polars as pl
+@pytest.mark.parametrize("names", [("slow", "new"), ("slow", "new", "old")])
+def test_the_waterfall_sums_to_the_change_of_the_mean_step(tmp_path: Path, names: tuple[str, ...]) -> None:
+    factors = {"old": 1.0, "new": 1.1, "slow": 1.31}
+    runs = [
+        etloom.open(write_stepped_run(tmp_path / name, [factors[name] * time for time in (1000, 1040, 1010)]))
+        for name in names
+    ]
+    differences = [etloom.diff(runs[0], run) for run in runs[1:]]
+    page = Parsed(render_page(differences))
+    bars = [int(found["data-ns"] or 0) for tag, found in page.tags if "data-ns" in found]
+    for difference in differences:
+        table = difference.table("category")
+        size = 2 + int((table["change_ns"] != 0).sum())
+        (before, *changes, after), bars = bars[:size], bars[size:]
+        assert before + sum(changes) == after
+        assert [before, after] == pytest.approx([fmean(times) for times in difference.step_times], abs=3)
+        assert sorted(changes) == sorted(change for change in table["change_ns"] if change)
+    assert bars == []
 
+
+def test_what_the_categories_lack_is_a_cause() -> None:
+    @dataclass
+    class Uneven:
+        step_times: tuple[list[float], list[float]]
+
+        def table(self, _: str) -> pl.DataFrame:
+            names, times = ["compute", "idle"], [[600, 300], [700, 100]]
+            return pl.DataFrame({"category": names, "before_ns": times[0], "after_ns": times[1]})
+
+    causes = list_causes(Uneven(([1000.0], [950.0])))  # type: ignore[arg-type]
+    assert causes[-1] == ("outside of the categories", 100, 150)
+    assert sum(after - before for _, before, after in causes) == -50
+
+
+def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
     frame = pl.DataFrame({"operator": ["a", "b", "c"], "change_ns": [100, -50, 0]})
     page = Parsed(render_table(frame, "t", "T", bar="change_ns"))
     (worse,) = page.of("rect", "worse")
@@ -77,7 +112,9 @@ def test_text_of_a_trace_is_not_markup_and_nothing_is_fetched(runs: tuple[Path, 
     for pair in ((hostile_job(), etloom.open(runs[0])), (etloom.open(runs[0]), hostile_job())):
         page = render_page(etloom.diff(*pair))
         tags = Parsed(page).tags
-        assert [tag for tag, _ in tags].count("script") == 1
+        kinds = [found["type"] for tag, found in tags if tag == "script"]
+        assert kinds.count("module") == 1
+        assert set(kinds) <= {"module", "application/json", "text/plain"}
         assert not re.search(r"https?://|@import|url\(", page)
         assert not [
             name for _, found in tags for name in found if name.startswith("on") or name in ("src", "style")
