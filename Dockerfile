@@ -4,7 +4,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 COPY pyproject.toml CMakeLists.txt README.md CHANGELOG.md LICENSE /source/
 COPY cmake /source/cmake
 COPY native /source/native
-COPY etloom /source/etloom
+COPY src /source/src
 RUN pip wheel --no-cache-dir --wheel-dir /wheels /source
 
 FROM python:3.12-slim

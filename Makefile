@@ -94,7 +94,7 @@ $(VENV)/.browser: | $(BIN)/python
 
 build/dev/build.ninja: $(VENV)/.system $(VENV)/.package
 	@cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=Release \
-		-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/etloom >/dev/null
+		-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/src/etloom >/dev/null
 	@touch $@
 
 build-native: build/dev/build.ninja ## build etloom._native in place
@@ -141,9 +141,9 @@ check: style ## lint and the fast tests in parallel; PACKAGE=linker does so for 
 endif
 
 lint-package: setup
-	$(BIN)/ruff format --check etloom/$(PACKAGE) tests/$(PACKAGE)
-	$(BIN)/ruff check etloom/$(PACKAGE) tests/$(PACKAGE)
-	$(BIN)/mypy etloom/$(PACKAGE)
+	$(BIN)/ruff format --check src/etloom/$(PACKAGE) tests/$(PACKAGE)
+	$(BIN)/ruff check src/etloom/$(PACKAGE) tests/$(PACKAGE)
+	$(BIN)/mypy src/etloom/$(PACKAGE)
 
 test: lint docs test-only ## lint, the documentation, and every test
 
@@ -241,7 +241,7 @@ fuzz-coverage: build/fuzz/coverage ## libFuzzer on the parsers for FUZZ_SECONDS;
 # A copy of the package with another library in it; the interpreter must load that of the sanitizers first.
 SANITIZED := $(CURDIR)/build/sanitized
 test-sanitized: setup ## the tests of the native parts with AddressSanitizer and UndefinedBehaviorSanitizer
-	@rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package && cp -r etloom $(SANITIZED)/package
+	@rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package && cp -r src/etloom $(SANITIZED)/package
 	@rm -f $(SANITIZED)/package/etloom/_native*.so
 	@cmake -S . -B $(SANITIZED) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 		-DCMAKE_CXX_FLAGS="-fsanitize=address$(comma)undefined -fno-sanitize-recover=all" \
@@ -255,5 +255,5 @@ soak: setup ## compare random jobs alone and under `etloom collect` for SOAK_SEC
 	$(BIN)/python tests/collector/soak.py $(SOAK_SECONDS)
 
 clean: ## remove what was built; .venv stays
-	rm -rf build dist run etloom/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.data
+	rm -rf build dist run src/etloom/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.data
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "benchmarks" / ".data"
 DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
 GPU_RECORDING = ROOT / "tests" / "data" / "gpu_small" / "kineto_trace_0.json.gz"
-RECORDING = ROOT / "etloom" / "cli" / "demo" / "recording"
+RECORDING = ROOT / "src" / "etloom" / "cli" / "demo" / "recording"
 FILES = {"kineto": "kineto_trace_0.json.gz", "et": "torch_et_0.json.gz"}
 
 # Kineto takes External ids and correlations from one counter.

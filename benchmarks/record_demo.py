@@ -22,7 +22,7 @@ import zstandard
 import etloom
 
 ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "etloom" / "cli" / "demo" / "recording"
+TARGET = ROOT / "src" / "etloom" / "cli" / "demo" / "recording"
 SCRIPT = "examples/train_with_problems.py"
 PROBLEMS = ["data-loading", "small-collectives", "stragglers"]
 MAX_BYTES = 300_000

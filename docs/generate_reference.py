@@ -49,7 +49,7 @@ EXAMPLES = (
         "The recording of `etloom demo`: three steps of `examples/train_with_problems.py` on two ranks, CPU and gloo.",
         "The first three findings are the three problems of the script. The button next to a finding shows its place "
         "in the timeline. The summary states how much of a step is computation, communication and idle.",
-        ("etloom report etloom/cli/demo/recording --out build/gallery/demo.html",),
+        ("etloom report src/etloom/cli/demo/recording --out build/gallery/demo.html",),
     ),
     Example(
         "The same job, before and after a predicted repair",
@@ -57,8 +57,8 @@ EXAMPLES = (
         "The comparison judges whether a step is shorter beyond noise, then splits the change by category, operator, "
         "collective, rank and step. Three steps are too few for a verdict, and the page says so.",
         (
-            "etloom simulate etloom/cli/demo/recording --like-peers 1 --out build/gallery/repaired.parquet",
-            "etloom diff etloom/cli/demo/recording build/gallery/repaired.parquet --html build/gallery/difference.html",
+            "etloom simulate src/etloom/cli/demo/recording --like-peers 1 --out build/gallery/repaired.parquet",
+            "etloom diff src/etloom/cli/demo/recording build/gallery/repaired.parquet --html build/gallery/diff.html",
         ),
     ),
     Example(

@@ -3,9 +3,9 @@
     python benchmarks/predict/devices.py [--tables FOLDER]
 
 Rows of aiconfigurator-core's tables (pip install "etloom[devices]") that both devices have. The prediction sees only
-the rows of the first device and the declared peaks of both (`etloom/analyses/flops/devices.json`), as for kernels of
-known cost; of NCCL's collectives, the nominal rates of both nodes. The last columns predict half of the shapes of the
-second device from the ratios measured on the other half, drawn with a fixed seed, as for calls with a table.
+the rows of the first device and the declared peaks of both (`src/etloom/analyses/flops/devices.json`), as for kernels
+of known cost; of NCCL's collectives, the nominal rates of both nodes. The last columns predict half of the shapes of
+the second device from the ratios measured on the other half, drawn with a fixed seed, as for calls with a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// What attributes of execution-trace nodes have a column, and which. The names of columns are those of etloom/schema.py.
+// What attributes of execution-trace nodes have a column, and which. The names of columns are those of src/etloom/core/schema.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>

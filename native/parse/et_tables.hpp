@@ -1,4 +1,4 @@
-// Nodes of an execution trace as rows. The names of tables and columns are those of etloom/schema.py.
+// Nodes of an execution trace as rows. The names of tables and columns are those of src/etloom/core/schema.py.
 #pragma once
 #include <cstdint>
 #include <string>

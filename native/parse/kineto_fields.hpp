@@ -1,4 +1,4 @@
-// What args of Kineto events have a column, and which. The names of columns are those of etloom/schema.py.
+// What args of Kineto events have a column, and which. The names of columns are those of src/etloom/core/schema.py.
 #pragma once
 #include <array>
 #include <cstddef>

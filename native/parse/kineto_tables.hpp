@@ -1,4 +1,4 @@
-// Events of a Kineto / Chrome trace as rows. The names of tables and columns are those of etloom/schema.py.
+// Events of a Kineto / Chrome trace as rows. The names of tables and columns are those of src/etloom/core/schema.py.
 #pragma once
 #include <cstdint>
 #include <string_view>

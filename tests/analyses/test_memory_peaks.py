@@ -12,7 +12,7 @@ from etloom.comparison.measures import measure_peak_memory
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
-from etloom.timeline.memory.stacks import find_line
+from etloom.timeline.memory.stacks import find_line, find_module
 from support import small_traces
 
 
@@ -125,6 +125,21 @@ def test_peaks_of_a_real_run(data: Path) -> None:
 )
 def test_frames_that_gather_a_stack_are_not_where_memory_is_used(stack: list[str], line: str | None) -> None:
     assert find_line(stack) == line
+
+
+@pytest.mark.parametrize(
+    ("frames", "module"),
+    [
+        (["dropout (/torch/nn/func.py:7)", "forward (/m/block.py:3)", "a (/m/a.py:1)"], "forward (/m/block.py)"),
+        (["zeros (/x/torch/_refs.py:7)", "step (/x/torch/optim/adam.py:8)", "train (/m/a.py:3)"], "train (/m/a.py)"),
+        (["linear (/torch/nn/func.py:7)", "forward (/torch/nn/linear.py:9)"], "forward (/torch/nn/linear.py)"),
+        (["forward (/m/a.py:3)", "module blocks.3 (Block:0)"], "blocks.3 (Block)"),
+        (["at::_ops::bmm::call(at::Tensor const&) (??:0)"], "at::_ops::bmm"),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_the_module_of_a_request_is_a_forward_else_a_function(frames: list[str], module: str | None) -> None:
+    assert find_module(frames) == module
 
 
 def test_a_snapshot_with_frames_of_c_plus_plus(data: Path) -> None:

@@ -36,6 +36,6 @@ def test_a_wrong_answer_counts(
 def test_the_skill_names_tools_that_exist() -> None:
     from etloom.cli.mcp.tools import RunTools
 
-    skill = (ROOT / "etloom" / "cli" / "mcp" / "skill" / "SKILL.md").read_text()
+    skill = (ROOT / "src" / "etloom" / "cli" / "mcp" / "skill" / "SKILL.md").read_text()
     tools = {tool.__name__ for tool in RunTools(None).list_tools()}  # type: ignore[arg-type]
     assert all(f"`{name}`" in skill for name in tools)

@@ -46,7 +46,7 @@ def run_collect(
     """What the command and the collector say and end with, the streams those of this process meanwhile."""
     texts = {1: out.parent / "stdout", 2: out.parent / "stderr"}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        for name, value in {"PYTHONPATH": str(ROOT), "OUT": str(out), **environment}.items():
+        for name, value in {"PYTHONPATH": str(ROOT / "src"), "OUT": str(out), **environment}.items():
             patch.setenv(name, value)
         for stream, path in texts.items():
             before = os.dup(stream)
@@ -70,7 +70,7 @@ def front(out: Path, steps: str, *command: str, **environment: str) -> SimpleNam
         text=True,
         timeout=400,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
     )
     said = [
         line for line in done.stderr.splitlines() if line.startswith("etloom:") and "; next: " not in line
@@ -337,7 +337,7 @@ def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
             (own / "sitecustomize.py").write_text(body)
         seen = []
         for extra in ({}, {VARIABLE: "{}"}):
-            path = [str(ROOT / "etloom/collector/launcher/bootstrap")] if extra else []
+            path = [str(ROOT / "src/etloom/collector/launcher/bootstrap")] if extra else []
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(own)]), **extra}
             command = [sys.executable, "-c", look]
             seen.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True))
@@ -574,7 +574,7 @@ def test_record_in_a_loop(
 ) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-c", LOOP, str(out), repr(steps)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     assert (done.returncode, done.stdout) == (0, "()\nrefused True\n"), done.stderr
     assert visible(out) == WHOLE["native"]
@@ -592,7 +592,7 @@ def test_record_in_two_ranks_without_a_parent(tmp_path: Path, native: None) -> N
     """Whichever rank seals last has written both into run.json."""
     out, script = tmp_path / "run", tmp_path / "loop.py"
     script.write_text(LOOP)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [*TORCHRUN, str(script), str(out), "'1:3'"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     # Counted, since the ranks write into one pipe and may cut each other's lines apart.

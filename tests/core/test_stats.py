@@ -1,4 +1,4 @@
-"""The names of ``stats`` that the code uses are those that etloom/core/stats.py declares."""
+"""The names of ``stats`` that the code uses are those that src/etloom/core/stats.py declares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LITERAL = re.compile(r"""["']((?:read|link|job|replay)\.[a-z0-9_]+)["']""")
 
 def used_names() -> set[str]:
     names = set()
-    for path in (ROOT / "etloom").rglob("*.py"):
+    for path in (ROOT / "src" / "etloom").rglob("*.py"):
         if path.name != "stats.py":
             names |= set(LITERAL.findall(path.read_text(encoding="utf-8")))
     for problems in (native_parser._MEANING, memory_snapshot._PROBLEMS):
@@ -39,7 +39,7 @@ def test_the_code_uses_declared_names_only() -> None:
 def test_every_declared_name_is_used() -> None:
     """Names that are put together in code occur there by their part after the dot."""
     words = set()
-    for path in (ROOT / "etloom").rglob("*.py"):
+    for path in (ROOT / "src" / "etloom").rglob("*.py"):
         if path.name != "stats.py":
             words |= set(re.findall(r"[a-z0-9_]+", path.read_text(encoding="utf-8")))
     unused = {stat.name for stat in DECLARED_STATS} - used_names()
@@ -52,7 +52,7 @@ def find_severities() -> dict[str, set[str]]:
     """Return the severities next to each declared name, as arguments of a call or items of a tuple in the code."""
     declared = {stat.name for stat in DECLARED_STATS}
     severities: dict[str, set[str]] = defaultdict(set)
-    for path in (ROOT / "etloom").rglob("*.py"):
+    for path in (ROOT / "src" / "etloom").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         constants = {
             target.id: statement.value.value

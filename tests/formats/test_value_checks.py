@@ -1,4 +1,4 @@
-"""Values that no reader passes on, see etloom/formats/tables/value_checks.py."""
+"""Values that no reader passes on, see src/etloom/formats/tables/value_checks.py."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _run_one(args: argparse.Namespace, seeds: Path) -> int:
 def _run_all(args: argparse.Namespace, seeds: Path) -> int:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
         "OMP_NUM_THREADS": "1",
     }
     started, done, faulty, peak, slowest = time.monotonic(), 0, 0, 0, 0.0
@@ -164,7 +164,7 @@ def _run_all(args: argparse.Namespace, seeds: Path) -> int:
                     repeat = f"python -m fuzzing --seed {args.seed} --case {number}" + (
                         f" --format {args.format}" if args.format else ""
                     )
-                    print(f"{fault}\n    repeat: PYTHONPATH=.:tests {repeat}", flush=True)
+                    print(f"{fault}\n    repeat: PYTHONPATH=src:tests {repeat}", flush=True)
         if faults or worker.cases >= _CASES_PER_WORKER:
             worker.stop()
             worker = None

@@ -70,7 +70,7 @@ def run_action(folder: Path, inputs: dict[str, str], event: str, stored: Path | 
             env={
                 **os.environ, **variables, "PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(folder / "log"),
                 "STORED": str(stored or ""), "GITHUB_OUTPUT": str(outputs),
-                "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "PYTHONPATH": str(ROOT),
+                "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "PYTHONPATH": str(ROOT / "src"),
             },
             capture_output=True,
             text=True,

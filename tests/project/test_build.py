@@ -202,7 +202,7 @@ def test_the_imports_of_benchmarks_resolve() -> None:
 def test_a_clone_without_the_compiled_part_is_one_line(tmp_path: Path, script: str) -> None:
     """Python started in a clone prefers its source folder to the package that is installed."""
     ignored = shutil.ignore_patterns("_native.*", "__pycache__")
-    shutil.copytree(ROOT / "etloom", tmp_path / "etloom", ignore=ignored)
+    shutil.copytree(ROOT / "src" / "etloom", tmp_path / "etloom", ignore=ignored)
     # An editable installation, which has a finder of its own, is preferred even to the current folder.
     plain = (
         "import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]\n"

@@ -48,5 +48,5 @@ def test_the_files_that_the_architecture_page_names_exist() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+/[\w.]+\.py)`", text)
     assert len(named) > 20
-    places = (ROOT / "etloom", ROOT)
+    places = (ROOT / "src" / "etloom", ROOT / "src", ROOT)
     assert [name for name in named if not any((place / name).is_file() for place in places)] == []

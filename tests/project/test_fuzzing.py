@@ -164,7 +164,7 @@ def test_no_verb_warns(format: str, seeds: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_short_run_of_the_fuzzer_finds_no_fault() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
     command = [sys.executable, "-m", "fuzzing", "--seconds", "12", "--seed", "2"]
     process = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300)
     assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]

@@ -25,7 +25,7 @@ WRONG_WORDS = frozenset(
 """Words of the dialect of version 0.1, and a term that is not the field's, in docstrings, comments and messages."""
 HEADLESS = re.compile(r"(What|Of|Where|Whether|Which|How|Whose|Who|By|As)\b")
 MAX_NAMES, MAX_FUNCTIONS, MAX_DOCSTRINGS = 0.005, 0.01, 0.01
-FILES = sorted((ROOT / "etloom").rglob("*.py"))
+FILES = sorted((ROOT / "src" / "etloom").rglob("*.py"))
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from support.paths import ROOT
 
-PACKAGE = ROOT / "etloom"
+PACKAGE = ROOT / "src" / "etloom"
 LEVELS = {
     "core": 1,
     "formats": 2, "timeline": 2, "linker": 2, "collector": 2,
@@ -44,7 +44,7 @@ def modules() -> dict[str, Path]:
     """Dotted name -> file of every module of the package."""
     names = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return names
 

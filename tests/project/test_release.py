@@ -53,6 +53,6 @@ def test_every_file_states_the_same_version() -> None:
 
 def test_the_container_copies_what_the_build_needs() -> None:
     text = (ROOT / "Dockerfile").read_text()
-    for part in ("pyproject.toml", "CMakeLists.txt", "cmake", "native", "etloom"):
+    for part in ("pyproject.toml", "CMakeLists.txt", "cmake", "native", "src"):
         assert re.search(rf"^COPY .*\b{re.escape(part)}\b", text, re.MULTILINE), part
         assert f"!{part}" in (ROOT / ".dockerignore").read_text().splitlines()

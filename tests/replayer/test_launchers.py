@@ -122,7 +122,7 @@ def test_input_is_looked_at_before_torch_is_imported(
     module = "etloom" if command[0] == "replay" else "etloom.compat.comms_replay"
     ended = subprocess.run(
         [sys.executable, "-m", module, *command], cwd=data,
-        env={**plain, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        env={**plain, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr

@@ -35,12 +35,15 @@ def find_operator(stack: list[str]) -> str | None:
 
 
 def find_module(stack: list[str]) -> str | None:
-    """Return the innermost module that the stack names, or else the innermost ``forward`` outside of torch, with its
-    file, or else the backward node or operator."""
+    """Return the innermost module that the stack names, or else the innermost ``forward``, if possible outside of
+    torch, or else the function of `find_line` (the optimizer's ``step``, a loss), both with their files; without Python
+    frames the backward node or operator."""
     if named := [match for frame in stack if (match := _MODULE.match(frame))]:
         return f"{named[0][1]} ({named[0][2]})".lstrip()
-    forward = [frame for frame in stack if frame.startswith("forward (") and not TORCH.search(frame)]
-    return next((re.sub(r":\d+\)$", ")", frame) for frame in forward), find_operator(stack))
+    forward = [frame for frame in stack if frame.startswith("forward (")]
+    user = [frame for frame in forward if not TORCH.search(frame)]
+    place = next(iter([*user, *forward]), find_line(stack))
+    return None if place is None else re.sub(r":\d+\)$", ")", place)
 
 
 PLACES: dict[str, Callable[[list[str]], str | None]] = {

@@ -1,4 +1,4 @@
-// The layout of an observer file, version 1, described in docs/observer-format.md; etloom/formats/observer reads it.
+// The layout of an observer file, version 1, described in docs/observer-format.md; src/etloom/formats/observer reads it.
 #pragma once
 
 #include <array>

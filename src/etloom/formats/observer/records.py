@@ -1,6 +1,6 @@
 """Reads the chunks and records of an observer file; only chunks that pass all checks are used.
 
-Layout: docs/observer-format.md and etloom/collector/observer/native/format.hpp.
+Layout: docs/observer-format.md and src/etloom/collector/observer/native/format.hpp.
 """
 
 from __future__ import annotations

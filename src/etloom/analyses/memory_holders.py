@@ -1,11 +1,11 @@
 """Who holds the memory of a device at the peak, by line, module, operator or kind, and which free bytes they split.
 
 A row per place, most bytes first, from a memory snapshot. The place of a block is where its request was recorded: the
-innermost Python line outside of torch (by line), the innermost module or forward with its file (by module), or the
-operator or backward node (by operator, if C++ frames were recorded). By kind it is what the memory is for: parameters,
-gradients, optimizer, activations, buffers, communication or workspaces in a forecast of etloom collect --fake-world,
-otherwise what the program set with torch.cuda.memory._set_memory_metadata. Blocks without a stack are "allocated before
-the recording".
+innermost Python line outside of torch (by line), the innermost module or forward with its file, outside of modules the
+function (by module), or the operator or backward node (by operator, if C++ frames were recorded). By kind it is what
+the memory is for: parameters, gradients, optimizer, activations, buffers, communication or workspaces in a forecast of
+etloom collect --fake-world, otherwise what the program set with torch.cuda.memory._set_memory_metadata. Blocks without
+a stack are "allocated before the recording".
 
 - requested_bytes: as the program asked for. bytes: of the allocator's blocks. pct: of all blocks in use.
 - split_bytes: free bytes that cannot go back to the driver because of these blocks; those of a segment are shared
