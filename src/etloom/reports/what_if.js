@@ -92,8 +92,8 @@ const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 async function connectWhatIf() {
   const script = document.getElementById("what-if-data");
   if (!script) return null;
-  const { command, changes } = JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(script.dataset.facts), (letter) => letter.charCodeAt(0))));
   const graph = new WhatIf(decode(await inflate(script.textContent)));
+  const { command, changes } = graph;
   script.remove();
   const part = (name) => document.getElementById(`what-if-${name}`);
   const show = () => {
@@ -131,17 +131,12 @@ function showPrediction({ recorded, parts, steps }, predicted, part) {
     .sort((a, b) => recorded.path[b] - recorded.path[a])
     .map((i) => element("tr", {}, element("td", { textContent: parts[i] }),
       number(formatMs(recorded.path[i])), number(formatMs(predicted.path[i])),
-      element("td", {}, drawBars([recorded.path[i] / longest, predicted.path[i] / longest]))))));
+      element("td", {}, drawBars([recorded.path[i] / longest, predicted.path[i] / longest])))));
 }
 
 // Two bars, recorded and predicted, as shares of the width.
 function drawBars(shares) {
-  const draw = (name, attributes) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    return node;
-  };
-  const svg = draw("svg", { width: "100%", height: 15, "aria-hidden": "true" });
-  svg.append(...shares.map((share, i) => draw("rect", { class: ["other", "compute"][i], y: 8 * i, height: 7, width: `${100 * share}%` })));
-  return svg;
+  const bars = document.getElementById("what-if-bars").content.firstElementChild.cloneNode(true);
+  shares.forEach((share, i) => bars.children[i].setAttribute("width", `${100 * share}%`));
+  return bars;
 }

@@ -8,7 +8,6 @@ graph to ns and the page the sum of a chain of edges.
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -31,8 +30,8 @@ from etloom.timeline.activity import has_device_events
 
 MAX_BYTES = 2_000_000
 """Size of the data in the page, as base64."""
-MAX_EDGES = 2_000_000
-"""Edges of a graph that is contracted for the page."""
+MAX_EVENTS, MAX_CHAINS = 1_000_000, 200_000
+"""Events of a run, and edges of its contracted graph, from which the data would be larger."""
 MAX_OPERATORS, MAX_FAMILIES, MAX_RANKS = 20, 12, 16
 """Changes of each kind that the page offers, the costliest first."""
 MAX_NAME = 150
@@ -48,18 +47,20 @@ def render_simulation(job: Job, name: str, operators: Sequence[str]) -> tuple[st
         operators: names of operators to offer, the costliest first.
     """
     command = f"etloom simulate {shlex.quote(name or 'RUN')}"
+    too_large = EtloomError(
+        "the dependency graph is too large for a page",
+        remedy=f"{command} --set 'host x0.5' predicts a change",
+    )
     try:
+        if job.rank_facts["events"].sum() > MAX_EVENTS:
+            raise too_large
         recording = get_recorded_run(job)
         require_models(recording, needs_network=False)
-        is_small = len(recording.graph.graph.source) <= MAX_EDGES
-        options, data = pack_graph(recording, operators) if is_small else ([], "")
-        if not options or len(data) > MAX_BYTES:
-            problem = (
-                "the dependency graph is too large for a page"
-                if data or not is_small
-                else "no time to change"
-            )
-            raise EtloomError(problem, remedy=f'{command} --set "host x0.5" predicts one change')
+        if len(recording.contraction.last) > MAX_CHAINS:
+            raise too_large
+        options, data = pack_graph(recording, operators, command)
+        if len(data) > MAX_BYTES:
+            raise too_large
     except EtloomError as error:
         return f'<p class="soft">{escape(f"No what-if control: {error}.")}</p>', ""
     groups = "".join(
@@ -68,16 +69,14 @@ def render_simulation(job: Job, name: str, operators: Sequence[str]) -> tuple[st
         + "</optgroup>"
         for group in dict.fromkeys(kind for kind, _, _ in options)
     )
-    facts = json.dumps({"command": command, "changes": [changes for *_, changes in options]})
-    facts = base64.b64encode(facts.encode()).decode()
     return (
         fill_template(read_asset("what_if.html"), options=groups),
-        f'<script type="text/plain" id="what-if-data" data-facts="{facts}">{data}</script>',
+        f'<script type="text/plain" id="what-if-data">{data}</script>',
     )
 
 
 def pack_graph(
-    recording: RecordedRun, operators: Sequence[str]
+    recording: RecordedRun, operators: Sequence[str], command: str
 ) -> tuple[list[tuple[str, str, list[str]]], str]:
     """Return (kind, label, changes without their factor) of each change to offer, and the data of the page (base64).
 
@@ -109,7 +108,8 @@ def pack_graph(
     target = np.repeat(np.arange(len(degree)), degree)
     joined = [np.concatenate(parts) for parts in zip(*columns, strict=True)] or [np.zeros(0, np.int64)] * 3
     names = ("changed", "scaled", "delay")
-    header = {"parts": PARTS, "counts": counts, "steps": spans.keys}
+    header = {"parts": PARTS, "counts": counts, "steps": spans.keys, "command": command}
+    header["changes"] = [changes for *_, changes in options]
     data = _frame_file(
         header,
         [
