@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import polars as pl
 import pytest
 
 import etloom
 from etloom.cli import main
+from etloom.core.trace import Job
+from etloom.reports import difference_timelines
 from etloom.reports.difference_page import list_causes, render_page
 from etloom.reports.html_tables import render_table
 from support.reports import HOSTILE, hostile_job
@@ -127,3 +130,29 @@ def test_runs_without_anything_are_a_page(runs: tuple[Path, Path]) -> None:
     page = Parsed(render_page(etloom.diff(job, job)))
     assert "no change: the steps take the same time" in page.texts
     assert "Nothing changed." in page.texts
+
+
+def test_the_timelines_draw_a_limited_number_of_events_and_ranks(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = map(etloom.open, runs)
+    several = [Job(dict.fromkeys(range(3), job[0])) for job in (old, new)]
+    monkeypatch.setattr(difference_timelines, "MAX_RANKS", 2)
+    monkeypatch.setattr(difference_timelines, "MAX_EVENTS", 20)
+    timelines = difference_timelines.pack_runs(several, True)
+    assert timelines is not None
+    assert timelines.ranks == [0, 1]
+    assert [name for name, _ in re.findall(r'data-run="(\d)" data-rank="(\d)"', timelines.data)] == [*"0101"]
+    drawn = 4 * 5
+    assert timelines.notes == [
+        "The timelines of 1 more common rank are omitted.",
+        f"{4 * old[0].events.height - drawn} events are omitted from the timelines; "
+        "the longest of each track and time are drawn.",
+    ]
+    assert difference_timelines.pack_runs([old, Job({7: new[0]})], True) is None
+
+
+@pytest.mark.parametrize("value", [[], ["run/"]])
+def test_a_list_of_anything_else_is_refused(value: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(etloom.EtloomError, match="expected a run, or differences of runs"):
+        etloom.report(value, tmp_path / "page.html")

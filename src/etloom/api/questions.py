@@ -385,6 +385,7 @@ def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
         The path of the file.
 
     Raises:
+        InvalidValue: ``run`` is a list without differences.
         EtloomError: it cannot be written.
 
     Example:
@@ -398,6 +399,8 @@ def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
     if isinstance(run, Difference):
         run = [run]
     if isinstance(run, list):
+        if not all(isinstance(difference, Difference) for difference in run) or not run:
+            raise InvalidValue("expected a run, or differences of runs", remedy="etloom.diff(before, after)")
         with writing(target):
             difference_page.write_page(run, target)
         return target

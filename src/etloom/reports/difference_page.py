@@ -318,7 +318,7 @@ def _render_waterfall(difference: Difference) -> str:
     ends = [end for _, start, stop, _ in rows[1:-1] for end in (start, stop)] or [first]
     # A change of a few percent is drawn on a cut axis.
     origin = max(0, min(ends) - (max(ends) - min(ends)) // 2) if max(ends) > min(ends) else 0
-    scale = 80 / max(max(ends) - origin, 1)
+    scale = 70 / max(max(ends) - origin, 1)
     bars = []
     for label, start, end, color in rows:
         is_change = color != "compute"

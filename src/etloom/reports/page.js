@@ -10,8 +10,7 @@ async function start() {
   const loaded = new Promise((done) => { finish = done; });
   fleet = connectFleet(timeline, loaded);
   memory = await connectMemory(timeline);
-  const whatIf = await connectWhatIf();
-  if (!timeline) return;
+  if (!timeline) return connectWhatIf();
   timeline.onselect = (rank, index) => {
     showDetails(timeline, rank, index);
     if (rank) memory?.selectTime(rank.rank, rank.start[index]);
@@ -27,7 +26,7 @@ async function start() {
     if (i + 1 < Math.min(FACTS.open_ranks, packed.length)) continue;
     // From here on the page can be used; the other ranks follow, folded.
     root.dataset.ready = "true";
-    window.etloom = { timeline, memory, whatIf, findPiece, fitNames, showFinding, sumPath }; // for the console and tests
+    window.etloom = { timeline, memory, findPiece, fitNames, showFinding, sumPath }; // for the console and tests
     timeline.loading = i + 1 < packed.length;
     await new Promise((go) => setTimeout(go));
   }
@@ -37,6 +36,7 @@ async function start() {
   const path = document.querySelector('button[data-act="path"]');
   path.disabled = !timeline.ranks.some((rank) => rank.path_event.length > rank.firstPiece[0]);
   if (path.disabled) path.title = "no event here is on a critical path";
+  window.etloom.whatIf = await connectWhatIf();
   root.dataset.whole = "true";
   timeline.onload();
   connectLink(timeline);

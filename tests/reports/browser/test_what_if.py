@@ -68,6 +68,7 @@ def test_every_change_equals_the_verb(show: Open, data: Path, run: str) -> None:
 def test_without_a_change_the_path_is_the_recorded_one(show: Open, data: Path) -> None:
     job = open_run(data / "nccl_ddp")
     page = show(job)
+    page.wait_for_selector("#tracks[data-whole]")
     run_ns, _, path = page.evaluate(PREDICT, [0, 1])
     assert run_ns == [get_recorded_run(job).makespan] * 2
     parts = dict(zip(page.evaluate("() => etloom.whatIf.parts"), path, strict=True))
