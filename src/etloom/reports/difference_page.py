@@ -87,7 +87,8 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
         table_sections = [_render_table_section(by, table) for by, table in tables.items() if table.height]
     else:
         runs = dict(zip(sides, jobs, strict=True))
-        table_sections = [_render_runs_section(by, tabulate_runs(runs, by)) for by in BY if by != "step"]
+        tables = {by: tabulate_runs(runs, by) for by in BY if by != "step"}
+        table_sections = [_render_runs_section(by, table) for by, table in tables.items() if table.height]
     sections = [
         titled_section("explained", "What changed", changes, "What explains the difference"),
         *([] if timelines is None else [_render_timelines(timelines)]),
