@@ -17,6 +17,7 @@ FUZZ_INPUTS ?= 1000000000
 FUZZ_CASES ?= 20000
 FUZZ_REPORTS ?= 2000
 FUZZ_FLAGS ?= -O1 -g
+FUZZ_FORMATS ?= memory-snapshot xplane chakra nsys rocprof pipeline-operations metrics flight-recorder card facts
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +38,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo demo-train record-demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-coverage fuzz-native test-sanitized fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
+.PHONY: help setup build-native demo demo-train record-demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-coverage fuzz-native fuzz-readers test-sanitized fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -186,6 +187,7 @@ bench-gpu: setup ## findings and what-ifs next to times measured on a GPU here; 
 bench-hangs: setup ## causes of hangs: generated dumps and real gloo jobs with known faults
 	$(BIN)/python benchmarks/hangs/dumps.py
 	$(BIN)/python benchmarks/hangs/real_jobs.py --faults 200 --healthy 50
+	$(BIN)/python -c "import jinja2, tabulate" && $(BIN)/python benchmarks/hangs/debug_server.py --jobs 100
 
 bench-diagnosis: setup ## accuracy of findings: problems injected into real traces, and bugs in a training run on two ranks
 	$(BIN)/python benchmarks/diagnosis/injected.py
@@ -237,6 +239,17 @@ build/fuzz/coverage: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 fuzz-coverage: build/fuzz/coverage ## libFuzzer on the parsers for FUZZ_SECONDS; build/fuzz/corpus is kept
 	@mkdir -p build/fuzz/corpus
 	cd build/fuzz && ./coverage corpus $(CURDIR)/tests/corpus -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+
+$(VENV)/.atheris: pyproject.toml $(VENV)/.packages
+	@$(PIP) install 'atheris>=3'
+	@touch $@
+
+# PYTHONPATH, because atheris instruments only what Python finds on its path.
+fuzz-readers: setup $(VENV)/.atheris ## coverage-guided fuzzing of the readers in Python (FUZZ_FORMATS) for FUZZ_SECONDS each
+	@mkdir -p build/fuzz
+	for format in $(FUZZ_FORMATS); do \
+		PYTHONPATH=src $(BIN)/python fuzz/readers.py $$format build/fuzz/readers/$$format \
+			-max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/; done
 
 # A copy of the package with another library in it; the interpreter must load that of the sanitizers first.
 SANITIZED := $(CURDIR)/build/sanitized

@@ -13,7 +13,17 @@ from pathlib import Path
 
 from requirements import PREFIX
 
-SCRIPTS = ("lab", "astra_sim", "vtrain", "devices", "slowdown", "pipelines", "known_answers", "size")
+SCRIPTS = (
+    "lab",
+    "astra_sim",
+    "vtrain",
+    "published",
+    "devices",
+    "slowdown",
+    "pipelines",
+    "known_answers",
+    "size",
+)
 
 
 def run_script(path: Path) -> tuple[bool, list[list[str]]]:

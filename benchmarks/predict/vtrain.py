@@ -15,45 +15,59 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 from requirements import DATA, state
 
-from etloom.simulator.training_step import (
-    FITTED,
-    AllReduce,
-    Array,
-    StepConstants,
-    TrainingShapes,
-    calibrate,
-    predict_steps,
-)
+from etloom.simulator.network.model import NetworkModel
+from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.network.topology import Level, Topology, get_preset
+from etloom.simulator.training_shapes import Array, Layout, ModelShape, take_rows
+from etloom.simulator.training_step import FITTED, StepConstants, calibrate, predict_steps
 
 SEED, SHARE, DRAWS = 0, 10, 8
 GPUS_PER_NODE = 8
 
 
-def read_measurements(path: Path) -> tuple[TrainingShapes, Array]:
-    """Return the shapes and the seconds of a file of measurements."""
+class Measurements(NamedTuple):
+    """Measured steps (s) of models and layouts, and their global batch."""
+
+    model: ModelShape
+    layout: Layout
+    seconds: Array
+    batch: Array
+
+    def take(self, rows: np.ndarray) -> Measurements:
+        """Return the measurements at the positions ``rows``."""
+        shapes = take_rows(self.model, rows), take_rows(self.layout, rows)
+        return Measurements(*shapes, self.seconds[rows], self.batch[rows])
+
+    def predict(self, constants: StepConstants, network: PlacedNetwork) -> Array:
+        """Return the predicted seconds."""
+        return predict_steps(self.model, self.layout, constants, network).total
+
+
+def read_measurements(path: Path) -> Measurements:
+    """Return the models, layouts and seconds of a file of measurements."""
     table = pl.read_csv(path).cast(pl.Float64)
     if table.width != 11:
         sys.exit(f"{path}: expected 11 columns, got {table.width}")
     _, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline, ms = (
         column.to_numpy() for column in table
     )
-    shapes = TrainingShapes(
-        layers, hidden, heads, sequence, micro, np.maximum(batch / (micro * data), 1), tensor, data, pipeline
-    )
-    return shapes, ms / 1e3
+    micro_batches = np.maximum(batch / (micro * data), 1)
+    layout = Layout(micro, micro_batches, tensor, data, pipeline)
+    return Measurements(ModelShape(layers, hidden, heads, sequence), layout, ms / 1e3, batch)
 
 
-def read_all_reduces(folder: Path, node_bytes_per_s: float) -> AllReduce:
-    """Return the time of an all-reduce: measured in one node, by bandwidth and latency across nodes."""
+def read_network(folder: Path, node_bytes_per_s: float) -> PlacedNetwork:
+    """Return nodes of A100s with measured all-reduces inside; each GPU has its share of the rate of its node."""
     tables = {}
     for ranks in range(2, GPUS_PER_NODE + 1):
         text = gzip.decompress((folder / f"a100_all_reduce_{ranks}_gpus.csv.gz").read_bytes())
@@ -61,17 +75,9 @@ def read_all_reduces(folder: Path, node_bytes_per_s: float) -> AllReduce:
         table = pl.read_csv(text)
         tables[ranks] = table.to_series(0).to_numpy(), table.to_series(5).to_numpy() / 1e9
 
-    def all_reduce(size: Array, ranks: Array) -> Array:
-        seconds = np.zeros(np.broadcast(size, ranks).shape)
-        for count, (sizes, times) in tables.items():
-            inside = np.minimum(size, sizes[-1])
-            in_table = np.interp(inside, sizes, times) * np.maximum(size / sizes[-1], 1)
-            seconds = np.where(ranks == count, in_table, seconds)
-        # Across nodes each group of a node has its share of the node's network.
-        across = 2 * (ranks - 1) / np.maximum(ranks, 1) * size / node_bytes_per_s * GPUS_PER_NODE / 2 + 50e-6
-        return np.where(ranks > GPUS_PER_NODE, across, seconds)
-
-    return all_reduce
+    network = Level("network", 1 << 16, "switch", node_bytes_per_s / GPUS_PER_NODE, 5e3)
+    topology = Topology("A100 nodes", (get_preset("dgx-a100").levels[0], network))
+    return PlacedNetwork(NetworkModel(topology), tables)
 
 
 def report(name: str, predicted: Array, measured: Array, deviation: float) -> dict[str, Any]:
@@ -99,31 +105,67 @@ def bound_errors(errors: Array) -> float:
     return float(np.sort(np.abs(errors))[place])
 
 
-Measurements = tuple[TrainingShapes, Array]
-
-
 def evaluate(
-    run: Measurements, source: Measurements | None, all_reduce: AllReduce, seed: int
+    run: Measurements, source: Measurements | None, network: PlacedNetwork, seed: int
 ) -> tuple[list[dict[str, Any]], StepConstants]:
     """Return the rows of the blind and of the calibrated prediction, and the fitted constants."""
-    shapes, measured = run
-    source_shapes, source_measured = source or run
-    drawn = np.random.default_rng(seed).permutation(len(source_measured))[: len(source_measured) // SHARE]
+    measured, blind_constants = run.seconds, StepConstants()
+    sample = source or run
+    drawn = np.random.default_rng(seed).permutation(len(sample.seconds))[: len(sample.seconds) // SHARE]
     rest = np.arange(len(measured)) if source else np.setdiff1d(np.arange(len(measured)), drawn)
-    constants, errors = calibrate(
-        source_shapes.take(drawn), source_measured[drawn], StepConstants(), all_reduce
-    )
-    blind_errors = np.log(
-        predict_steps(source_shapes.take(drawn), StepConstants(), all_reduce) / source_measured[drawn]
-    )
-    blind, fitted = (
-        predict_steps(shapes, values, all_reduce)[rest] for values in (StepConstants(), constants)
-    )
+    sample = sample.take(drawn)
+    constants, errors = calibrate(sample.model, sample.layout, sample.seconds, blind_constants, network)
+    blind_errors = np.log(sample.predict(blind_constants, network) / sample.seconds)
+    blind, fitted = (run.predict(values, network)[rest] for values in (blind_constants, constants))
     rows = [
         report("blind", blind, measured[rest], bound_errors(blind_errors)),
         report("calibrated", fitted, measured[rest], bound_errors(errors)),
     ]
     return rows, constants
+
+
+def rank_layouts(run: Measurements, predicted: Array, *, same_batch: bool) -> pl.DataFrame:
+    """Return Kendall's tau between predicted and measured step times, for each model and number of GPUs.
+
+    Args:
+        same_batch: compare only layouts of the same global batch; else batches differ within a group.
+    """
+    layout, model = run.layout, run.model
+    keys = {
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "sequence": model.sequence,
+        "gpus": layout.tensor * layout.data * layout.pipeline,
+    }
+    table = pl.DataFrame(keys | ({"batch": run.batch} if same_batch else {})).cast(pl.Int64)
+    rows = []
+    for key, members in table.with_row_index("row").group_by(table.columns, maintain_order=True):
+        places = members["row"].to_numpy()
+        first, second = np.triu_indices(len(places), 1)
+        orders = [
+            np.sign(seconds[places][first] - seconds[places][second]) for seconds in (predicted, run.seconds)
+        ]
+        tau = float(np.mean(orders[0] * orders[1])) if len(first) else math.nan
+        rows.append((*key, len(places), tau))
+    return pl.DataFrame(rows, [*table.columns, "layouts", "tau"], orient="row").sort(table.columns)
+
+
+def report_ranking(run: Measurements, network: PlacedNetwork) -> None:
+    """Print how far the predicted order of layouts agrees with the measured order, with the blind constants."""
+    predicted = run.predict(StepConstants(), network)
+    for same_batch, label in ((False, "model and GPUs"), (True, "model, GPUs and batch")):
+        table = rank_layouts(run, predicted, same_batch=same_batch).filter(pl.col("layouts") >= 5)
+        tau = table["tau"]
+        mean = round(float((tau * table["layouts"]).sum() / table["layouts"].sum()), 3)
+        good = round(100 * float((tau >= 0.8).mean()))
+        state(f"vTrain, Kendall's tau of layouts of one {label}", "0.8", f"{mean}", mean >= 0.8)
+        print(
+            f"{label}: {table.height} groups of at least 5 layouts, tau mean {mean}, median {tau.median():.3f}, "
+            f"lowest {tau.min():.3f}, at least 0.8 in {good} % of the groups"
+        )
+        if not same_batch:
+            print(table)
 
 
 def main() -> None:
@@ -143,10 +185,10 @@ def main() -> None:
         if not path.exists():
             sys.exit(f"{path}: not found; set ETLOOM_DATA or pass the path")
     begin = time.perf_counter()
-    all_reduce = read_all_reduces(arguments.tables, 1e9 * arguments.node_gb_per_s)
+    network = read_network(arguments.tables, 1e9 * arguments.node_gb_per_s)
     run = read_measurements(arguments.measurements)
     source = read_measurements(arguments.calibrate_on) if arguments.calibrate_on else None
-    results = [evaluate(run, source, all_reduce, SEED + draw) for draw in range(DRAWS)]
+    results = [evaluate(run, source, network, SEED + draw) for draw in range(DRAWS)]
     rows, constants = results[0]
     names = [name for name in rows[1] if name not in ("model", "reported")]
     mean = {name: round(float(np.mean([draw[1][name] for draw, _ in results])), 2) for name in names}
@@ -156,12 +198,17 @@ def main() -> None:
         error, share = row["mean_error_pct"], row["inside_90_pct"]
         state(f"vTrain, mean error, {label}", f"{limit} %", f"{error} %", error <= limit)
         state(f"vTrain, truths in the 90 % intervals, {label}", "85 to 95 %", f"{share} %", 85 <= share <= 95)
-    measured, drawn = run[1], (source or run)[1].size // SHARE
+    measured, drawn = run.seconds, (source or run).seconds.size // SHARE
     print(f"vTrain: {len(measured)} measurements, calibrated on {drawn} (seed {SEED}), the rest reported")
     with pl.Config(
-        tbl_cols=-1, tbl_width_chars=150, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True
+        tbl_cols=-1,
+        tbl_rows=-1,
+        tbl_width_chars=150,
+        tbl_hide_dataframe_shape=True,
+        tbl_hide_column_data_types=True,
     ):
         print(pl.DataFrame(rows))
+        report_ranking(run, network)
     fitted = {
         name: f"{getattr(constants, name):.4g} ({getattr(StepConstants(), name):.4g})" for name in FITTED
     }

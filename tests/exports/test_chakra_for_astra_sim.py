@@ -10,9 +10,9 @@ import pytest
 import etloom
 from etloom.core.trace import Job
 from etloom.exports import chakra
+from etloom.exports.chakra import find_changes
 from etloom.exports.chakra.communication_nodes import _describe_communication
 from etloom.exports.chakra.group_numbering import GroupNumbers, number_world
-from etloom.exports.chakra.rank_agreement import find_changes
 from etloom.exports.chakra.rank_timing import count_overlaps_once
 from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.list_schedule import Resource, required_resource, schedule_nodes

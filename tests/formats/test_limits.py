@@ -172,6 +172,14 @@ def test_a_damaged_footer_is_an_error(tmp_path: Path) -> None:
             continue
 
 
+@pytest.mark.parametrize("names", [[[b"ts"]], [{1: b"ts"}], [7], b"ts", None])
+def test_names_of_columns_in_a_footer_of_another_type(names: Any) -> None:
+    group = {1: [{3: {1: 1, 3: names, 5: 1, 6: 1}}]}
+    for columns in ({b"ts"}, None):
+        with pytest.raises(ValueError, match="field 3"):
+            parquet_input._sum_decoded_bytes({4: [group]}, columns)
+
+
 TYPES = {
     "struct": pl.struct(a=pl.lit(1)),
     "list": pl.concat_list(pl.lit(1)),

@@ -11,8 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from etloom.core.errors import EtloomError  # noqa: E402
 from etloom.replayer.compute.executor import Executor  # noqa: E402
-from etloom.replayer.compute.index_checks import INDEX_ARGUMENTS  # noqa: E402
-from etloom.replayer.compute.operators import Operator, resolve_operator  # noqa: E402
+from etloom.replayer.compute.operators import (  # noqa: E402
+    INDEX_ARGUMENTS,
+    Operator,
+    resolve_operator,
+)
 from etloom.replayer.compute.program import build_program  # noqa: E402
 from support.models import record  # noqa: E402
 

@@ -7,23 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from etloom.simulator.network.model import NetworkModel
+from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.network.topology import get_preset
+from etloom.simulator.training_shapes import Array, Layout, ModelShape
 from etloom.simulator.training_step import (
     FITTED,
-    Array,
     StepConstants,
-    TrainingShapes,
     calibrate,
     matrix_product_time,
     predict_steps,
 )
 
+NETWORK = PlacedNetwork(NetworkModel(get_preset("dgx-a100")))
+Shapes = tuple[ModelShape, Layout]
 
-def all_reduce(size: Array, ranks: Array) -> Array:
-    return np.where(ranks > 1, 2e-5 + 2 * (ranks - 1) / np.maximum(ranks, 1) * size / 2e11, 0.0)
 
-
-def make_shapes(**sizes: object) -> TrainingShapes:
-    given = {
+def make_shapes(**sizes: object) -> Shapes:
+    sizes = {
         "layers": 24,
         "hidden": 2048,
         "heads": 16,
@@ -35,14 +36,18 @@ def make_shapes(**sizes: object) -> TrainingShapes:
         "pipeline": 1,
         **sizes,
     }
-    arrays = np.broadcast_arrays(*(np.asarray(value, float) for value in given.values()))
-    return TrainingShapes(**dict(zip(given, arrays, strict=True)))
+    arrays = np.broadcast_arrays(*(np.asarray(value, float) for value in sizes.values()))
+    return ModelShape(*arrays[:4]), Layout(*arrays[4:])
+
+
+def predict_totals(shapes: Shapes, constants: StepConstants) -> Array:
+    return predict_steps(*shapes, constants, NETWORK).total
 
 
 def test_micro_batches_fill_and_drain_the_pipeline() -> None:
     constants = replace(StepConstants(), operators=0.0, head_operators=0.0, exchange_s=0.0)
     counts = np.array([1.0, 2.0, 9.0])
-    steps = predict_steps(make_shapes(micro_batches=counts, pipeline=4), constants, all_reduce)
+    steps = predict_totals(make_shapes(micro_batches=counts, pipeline=4), constants)
     slot = steps[1] - steps[0]
     assert steps[2] - steps[0] == pytest.approx(8 * slot)
     # Three further stages of the same layers before the first result.
@@ -53,7 +58,7 @@ def test_a_slow_host_bounds_small_shapes_only() -> None:
     slow = replace(StepConstants(), operator_s=2e-4)
     small, large = make_shapes(hidden=256, micro_batch=1), make_shapes(hidden=8192, micro_batch=8)
     for shapes, is_bound in ((small, True), (large, False)):
-        ratio = predict_steps(shapes, slow, all_reduce) / predict_steps(shapes, StepConstants(), all_reduce)
+        ratio = predict_totals(shapes, slow) / predict_totals(shapes, StepConstants())
         assert (ratio > 5).all() if is_bound else (ratio < 1.1).all()
 
 
@@ -84,9 +89,9 @@ def test_calibration_recovers_constants() -> None:
     }
     shapes = make_shapes(**sizes)
     truth = replace(StepConstants(), tile_efficiency=0.6, operator_s=3e-5, memory_efficiency=0.9)
-    measured = predict_steps(shapes, truth, all_reduce)
-    constants, errors = calibrate(shapes, measured, StepConstants(), all_reduce)
-    predicted = predict_steps(shapes, constants, all_reduce)
+    measured = predict_totals(shapes, truth)
+    constants, errors = calibrate(*shapes, measured, StepConstants(), NETWORK)
+    predicted = predict_totals(shapes, constants)
     assert np.abs(predicted / measured - 1).mean() < 0.01
     assert np.abs(errors).max() < 0.1
     assert constants.operators == StepConstants().operators and "operators" not in FITTED

@@ -13,7 +13,7 @@ import etloom
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue
 from etloom.core.trace import Job
 from etloom.timeline.memory.program import find_programs
-from etloom.timeline.memory.program_changes import _Call, _find_held
+from etloom.timeline.memory.what_if import _Call, _find_held
 from support.allocator_snapshots import SnapshotWriter
 
 MIB = 1 << 20

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     import altair
 
     from etloom.comparison import Difference as Difference
+    from etloom.core.calls import RankStacks
     from etloom.core.communicators import RasReport
     from etloom.graphs import DependencyGraph
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange
     from etloom.simulator.pipelines import RelaidPipeline
+    from etloom.simulator.planning import Plan
     from etloom.simulator.prediction import Prediction
     from etloom.simulator.untimed import UntimedPrediction
 
@@ -149,6 +151,43 @@ def simulate_memory(run: Run, *changes: str, other_batch: Run | None = None) -> 
 
     others = None if other_batch is None else as_job(other_batch)
     return memory_changes.simulate_memory(as_job(run), changes, others)
+
+
+@verb
+def plan(
+    job: StrPath,
+    cluster: StrPath = "dgx-h100",
+    *,
+    gpus: int | None = None,
+    parallel: Mapping[str, int] | None = None,
+) -> Plan:
+    """Rank the layouts of a training job on a cluster by their predicted step time, with 90 % intervals.
+
+    Args:
+        job: a path of a YAML file, or an example such as "llama3-8b" (docs/plan.md).
+        cluster: a path of a YAML file, or nodes such as "dgx-h100".
+        gpus: the number of GPUs; default: that of the cluster.
+        parallel: sizes of axes that are fixed, such as {"tp": 8}; vp: model chunks per stage, mb: micro-batches.
+
+    Returns:
+        The plan: ``.table`` has one row for each mesh that fits, from the fastest; ``.reasons`` states assumptions, the
+        basis of the intervals, and the layouts that do not fit.
+
+    Raises:
+        UnknownName: no job or cluster has this name.
+        EtloomError: a file describes no job or cluster.
+        AnalysisError: no layout exists, or none fits into the memory.
+
+    Example:
+        >>> etloom.plan("llama3-8b", gpus=64).table.columns[:3]
+        ['tp', 'cp', 'pp']
+    """
+    from etloom.simulator.planning import plan as plan_job
+    from etloom.simulator.training_jobs import MAX_GPUS, read_cluster, read_job
+
+    if gpus is not None and not 1 <= gpus <= MAX_GPUS:
+        raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus:,}", option="gpus")
+    return plan_job(read_job(job), read_cluster(cluster, gpus), parallel)
 
 
 @verb
@@ -324,11 +363,12 @@ def check(
 
 @verb
 def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
-    """Find the cause of a hang or crash in the Flight Recorder dumps of a job, or in a report of NCCL's RAS.
+    """Find the cause of a hang or crash in Flight Recorder dumps, a report of NCCL's RAS, or stacks of all ranks.
 
     Args:
         path: a folder with a dump of each rank, a run of ``etloom collect --watch``, or a stored run of dumps; or a
-            report of ``ncclras``, of two the later one. Next to dumps it states what happened to ranks without one.
+            report of ``ncclras``, of two the later one; or the folder of torch.distributed's debug server. Next to
+            dumps, a report states what happened to ranks without one, and stacks the lines where ranks are.
         rank_pattern: regular expression for the names of dumps with one group, the rank.
 
     Returns:
@@ -336,7 +376,7 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
         ``.table`` the divergences.
 
     Raises:
-        ReadError: neither dumps nor a report are found, or they cannot be read.
+        ReadError: neither dumps, a report nor stacks are found, or they cannot be read.
         AnalysisError: no recorded call has a sequence number.
 
     Example:
@@ -345,8 +385,9 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
         (9, 14)
     """
     from etloom.analyses.hangs import calls_of_job, combine_calls
-    from etloom.api.hang_answers import judge_dumps, judge_reports
+    from etloom.api.hang_answers import judge_dumps, judge_reports, judge_stacks
     from etloom.formats.parquet.store_layout import is_store, is_stored_run
+    from etloom.loading.debug_stacks import read_stacks
     from etloom.loading.file_names import choose_patterns
     from etloom.loading.flight_recorder_dumps import read_dumps
     from etloom.loading.ras_reports import read_reports
@@ -355,14 +396,16 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
     source = Path(path)
     problems: tuple[str, ...] = ()
     reports: list[RasReport] = []
+    stacks: list[RankStacks] = []
     if is_store(source) or is_stored_run(source):
         calls = calls_of_job(as_job(source)).require_dumps()
     else:
-        reports, damage = read_reports(source)
-        dumps, stats = read_dumps(source, rank_pattern, may_be_empty=bool(reports))
-        problems = tuple(f"{row.name}: {row.example}" for row in dict.fromkeys([*damage, *stats]))
+        stacks, missing = read_stacks(source)
+        reports, damage = read_reports(source) if not (stacks and source.is_file()) else ([], [])
+        dumps, stats = read_dumps(source, rank_pattern, may_be_empty=bool(reports or stacks))
+        problems = tuple(f"{row.name}: {row.example}" for row in dict.fromkeys([*missing, *damage, *stats]))
         if not dumps:
-            return judge_reports(reports, problems)
+            return judge_reports(reports, stacks, problems) if reports else judge_stacks(stacks, problems)
         calls = combine_calls(dumps)
     calls.require_numbers()
     if source.is_file() and calls.absent:
@@ -370,7 +413,7 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
             f"{source}: the only dump that is read; {format_ranks(calls.absent)} count as ranks without a dump; "
             "open the folder to read all dumps",
         )
-    return judge_dumps(calls, reports, problems)
+    return judge_dumps(calls, reports, stacks, problems)
 
 
 @verb

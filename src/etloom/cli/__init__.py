@@ -42,6 +42,7 @@ _VERBS = {
     "report": "Summarize a run and write an HTML report.",
     "simulate": "Predict the run time under changed conditions (what-if).",
     "predict": "Predict the step time on another network or number of ranks.",
+    "plan": "Rank the layouts of a training job on a cluster.",
     "diff": "Compare two runs.",
     "check": "Fail if a run is slower than a baseline (CI gate).",
     "replay": "Re-run recorded communication, computation or both.",

@@ -25,7 +25,8 @@ def hangs(
     *,
     path: Annotated[
         Path,
-        "A folder with the Flight Recorder dump of each rank, a run of etloom collect --watch, or a report of ncclras.",
+        "A folder with the Flight Recorder dump of each rank, a run of etloom collect --watch, a report of ncclras, or "
+        "the folder of torch.distributed's debug server.",
         Positional("PATH"),
     ],
     rank_pattern: RankPattern = None,
@@ -42,7 +43,7 @@ def hangs(
 
     A report of NCCL's RAS (ncclras, text or -f json) names the ranks that are dead, silent, behind, ahead or in another
     status (also: nccl error); two reports show whether the job makes progress. In a folder with dumps, it states what
-    happened to ranks without one.
+    happened to ranks without one. Stacks of torch.distributed's debug server name the line where a rank is.
 
     Examples:
 
@@ -51,7 +52,7 @@ def hangs(
       etloom hangs run/ --format json
       ncclras -f json > ras.json; etloom hangs ras.json
 
-    Exit status: 0, whether or not there is a hang; 1 if neither dumps nor a report are found.
+    Exit status: 0, whether or not there is a hang; 1 if neither dumps, a report nor stacks are found.
     """
     import etloom
 

@@ -47,6 +47,23 @@ class DumpedCalls:
     stats: list[Stat] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class RankStacks:
+    """The Python stacks of all ranks at one time.
+
+    Attributes:
+        name: of the file.
+        time: when it was written, local time as YYYYMMDD_HHMMSS.
+        frames: rank -> frames of its main thread, innermost first, as ``function (file:line)``.
+        errors: rank -> why it did not answer.
+    """
+
+    name: str
+    time: str
+    frames: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
 def find_call_site(frames: list[str]) -> str | None:
     """Return the innermost frame outside of torch; if all frames are inside torch, the innermost frame."""
     return next((frame for frame in frames if not _TORCH_FRAME.search(frame)), frames[0] if frames else None)

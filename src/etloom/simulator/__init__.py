@@ -19,7 +19,13 @@ resizing         more or fewer data-parallel replicas
 devices          kernels and collectives on another GPU
 pipelines        other stages, model chunks and micro-batches
 untimed          jobs recorded without times
-training_step    step times of GPT models from their shapes alone
+
+Plans (`etloom plan`) start from sizes alone:
+
+planning         the search, and the ranked layouts
+training_jobs    jobs and clusters in YAML; jobs/: examples
+training_shapes  parameters, FLOPs and memory of a model under a layout
+training_step    the time of a step, with network/placement
 """
 
 from __future__ import annotations

@@ -1,40 +1,43 @@
-"""Predicts the time of a GPT training step from model and parallelism sizes, without a recording.
+"""Predicts the time of a training step from the sizes of the model and of its layout, without a recording.
 
 A stage of the pipeline takes, per micro-batch, the time of its GPU or of its host, whichever is longer:
 
 - matrix products: waves of tiles over the multiprocessors, or the traffic to memory;
-- attention scores and element-wise operators: traffic to memory;
-- all-reduces of tensor parallelism: a measured table, or bandwidth and latency;
+- attention: a fused kernel, or products and traffic of the scores to memory; element-wise operators: traffic;
+- collectives of tensor, context and expert parallelism, by their placement on the hosts;
 - host: a constant time per operator launched.
 
-With m micro-batches and p stages, one-forward-one-backward (and GPipe) schedules take the sum over the stages plus
-m - 1 times the slowest stage (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021). Then gradients are all-reduced among the replicas and the optimizer updates the parameters.
+With m micro-batches, p stages and v chunks per stage, one-forward-one-backward (and GPipe) schedules take the sum over
+the stages, divided by v, plus m - 1 times the slowest stage (Narayanan et al., "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM", SC 2021). Gradients are reduced among the replicas, and the optimizer
+updates the parameters.
 
 Arrays hold one value per configuration, times in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-AllReduce = Callable[[Array, Array], Array]
-"""(bytes, ranks) -> seconds."""
+from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.training_shapes import (
+    HALF,
+    Array,
+    Layout,
+    ModelShape,
+    Product,
+    Size,
+    count_stage_layers,
+    count_stage_parameters,
+)
 
-_FP16 = 2
-_FORWARD_PASSES = 4
-"""A layer's forward work: once forward, once to recompute activations, twice backward."""
-_SCORE_PASSES = 18
-"""Reads and writes of the attention scores: 6 forward, 6 to recompute them, 6 backward."""
-_ACTIVATION_PASSES = 160
-"""Reads and writes of a tensor of the size of the layer's input, forward, recomputed and backward."""
-_ALL_REDUCES = 6
-"""All-reduces of a layer under tensor parallelism: two forward, two recomputed, two backward."""
+_SCORE_PASSES = 6
+"""Reads and writes of the attention scores in a pass, if attention is not fused."""
+_FUSED_BACKWARD = 2.5
+"""Work of the backward pass of fused attention, which computes the scores again, relative to the forward pass."""
 _LOGIT_PASSES = 12
 """Reads and writes of the logits in the loss, in bytes per logit and pass of half precision."""
 _OPTIMIZER_BYTES = 30
@@ -42,53 +45,39 @@ _OPTIMIZER_BYTES = 30
 
 
 @dataclass(frozen=True)
-class TrainingShapes:
-    """Model and parallelism sizes of GPT training steps, as arrays with one entry per configuration.
-
-    ``micro_batches``: per replica and step. ``micro_batch``: sequences in each.
-    """
-
-    layers: Array
-    hidden: Array
-    heads: Array
-    sequence: Array
-    micro_batch: Array
-    micro_batches: Array
-    tensor: Array
-    data: Array
-    pipeline: Array
-    vocabulary: float = 51_200.0
-
-    def take(self, rows: NDArray[np.int64]) -> TrainingShapes:
-        """Return the configurations at the positions ``rows``."""
-        return replace(
-            self,
-            **{
-                field.name: getattr(self, field.name)[rows]
-                for field in fields(self)
-                if field.name != "vocabulary"
-            },
-        )
-
-
-@dataclass(frozen=True)
 class StepConstants:
-    """Constants of a GPU and its host that determine step times; the defaults are those of an A100 (80 GB, SXM).
+    """Constants of a GPU, its host and the software that determine step times.
 
-    ``peak_flops``, ``bandwidth`` (bytes/s) and ``multiprocessors`` are the vendor's. ``tile_efficiency``: share of the
-    peak inside a full wave of tiles. ``memory_efficiency``: share of the bandwidth. ``operators`` per layer (forward,
-    recomputed and backward) and ``operator_s`` of host time each. ``reduce_operator_s``: host time of an all-reduce.
-    ``head_operators``: of embedding and loss. ``exchange_s``: host time of receiving from and sending to the
-    neighboring stages. ``step_s``: host time of a step outside of micro-batches. ``gradient_bytes`` per parameter.
-    ``link_scale``: of the times of all-reduces. ``sharpness``: of the smooth maximum of the times of GPU and host; the
-    higher, the better they overlap.
+    The defaults are those of an A100 (80 GB, SXM) and of Megatron-DeepSpeed with attention that is not fused.
+
+    Attributes:
+        peak_flops: of half precision; with ``bandwidth`` (bytes/s) and ``multiprocessors`` the vendor's figures.
+        linear_speedup: peak of products with weights relative to ``peak_flops`` (FP8: 2).
+        tile_efficiency: share of the peak inside a full wave of tiles.
+        memory_efficiency: share of the bandwidth.
+        attention_efficiency: share of the peak that fused attention reaches; 0: attention is not fused.
+        activation_passes: reads and writes of a tensor of the size of the layer's input in a pass.
+        sequence_parallel: whether tensor parallelism divides norms and residuals, too.
+        operators: per layer, forward, recomputed and backward; each takes ``operator_s`` of host time.
+        reduce_operator_s: host time of an all-reduce.
+        head_operators: of embedding and loss.
+        exchange_s: host time of receiving from and sending to the neighboring stages.
+        step_s: host time of a step outside of micro-batches.
+        gradient_bytes: per parameter.
+        link_scale: factor of the times of transfers.
+        sharpness: of the smooth maximum of the times of GPU and host; the higher, the better they overlap.
+        overlap: share of computation during which gradients, gathered parameters and messages are transferred.
     """
 
     peak_flops: float = 312e12
     bandwidth: float = 2.039e12
     multiprocessors: float = 108.0
+    linear_speedup: float = 1.0
     tile_efficiency: float = 0.8
     memory_efficiency: float = 0.75
+    attention_efficiency: float = 0.0
+    activation_passes: float = 40.0
+    sequence_parallel: bool = False
     operators: float = 160.0
     operator_s: float = 20e-6
     reduce_operator_s: float = 30e-6
@@ -98,6 +87,12 @@ class StepConstants:
     gradient_bytes: float = 4.0
     link_scale: float = 1.0
     sharpness: float = 6.0
+    overlap: float = 0.0
+
+    @property
+    def traffic_rate(self) -> float:
+        """The bytes/s of memory that kernels reach."""
+        return self.bandwidth * self.memory_efficiency
 
 
 FITTED = (
@@ -107,37 +102,84 @@ FITTED = (
 """The constants that a calibration changes."""
 
 
-def predict_steps(shapes: TrainingShapes, constants: StepConstants, all_reduce: AllReduce) -> Array:
-    """Return the predicted time of a training step for each configuration, in seconds."""
-    layer = _layer_gpu_time(shapes, constants, all_reduce)
-    layer_host = constants.operators * constants.operator_s + np.where(
-        shapes.tensor > 1, _ALL_REDUCES * constants.reduce_operator_s, 0.0
-    )
-    head = _head_gpu_time(shapes, constants)
-    head_host = constants.head_operators * constants.operator_s
-    exchange = np.where(shapes.pipeline > 1, constants.exchange_s, 0.0)
-    depth = shapes.layers / shapes.pipeline
-    inner = _soft_maximum(depth * layer, depth * layer_host, constants.sharpness)
+@dataclass(frozen=True)
+class StepTimes:
+    """The parts of step times, in seconds, which add up to `total`.
+
+    Attributes:
+        compute: matrix products and attention of the slowest stage.
+        memory: traffic of element-wise operators, loss and optimizer.
+        tensor: exposed communication of tensor parallelism; ``context``, ``expert`` and ``data`` likewise.
+        message: exposed messages between stages.
+        bubble: filling and draining the pipeline.
+        host: time in which the GPU waits for the host.
+    """
+
+    compute: Array
+    memory: Array
+    tensor: Array
+    context: Array
+    expert: Array
+    data: Array
+    message: Array
+    bubble: Array
+    host: Array
+
+    @property
+    def total(self) -> Array:
+        """The step times."""
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+
+
+def predict_steps(
+    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+) -> StepTimes:
+    """Return the predicted time of a training step for each configuration."""
+    layer, head = _time_layer(model, layout, constants, network), _time_head(model, layout, constants)
+    depth, last_depth = count_stage_layers(model, layout)
+    is_single = np.equal(layout.pipeline, 1)
+    gpu = np.asarray(sum(layer.values()))
+    host = _time_layer_on_host(layout, constants)
+    head_gpu, head_host = sum(head.values()), constants.head_operators * constants.operator_s
+    inner = _soft_maximum(depth * gpu, depth * host, constants.sharpness)
     # Megatron synchronizes the device after each exchange between stages, so that nothing hides the last stage's head.
     last = np.where(
-        shapes.pipeline > 1,
-        inner + np.maximum(head, head_host),
-        _soft_maximum(depth * layer + head, depth * layer_host + head_host, constants.sharpness),
+        is_single,
+        _soft_maximum(depth * gpu + head_gpu, depth * host + head_host, constants.sharpness),
+        _soft_maximum(last_depth * gpu, last_depth * host, constants.sharpness)
+        + np.maximum(head_gpu, head_host),
     )
-    message = exchange / 2 + _message_time(shapes, constants)
-    stages = (shapes.pipeline - 1) * (inner + 2 * message) + last
-    slots = stages + (shapes.micro_batches - 1) * (last + 2 * message)
-    parameters = (12 * shapes.hidden**2 * depth + shapes.vocabulary * shapes.hidden) / shapes.tensor
-    gradients = np.where(shapes.data > 1, all_reduce(constants.gradient_bytes * parameters, shapes.data), 0.0)
-    update = _OPTIMIZER_BYTES * parameters / (constants.bandwidth * constants.memory_efficiency)
-    return np.asarray(slots + constants.link_scale * gradients + update + constants.step_s)
+    is_last_slowest = last >= inner
+    slowest = np.maximum(last, inner)
+    layers = np.where(is_last_slowest, last_depth, depth)
+    parts = {
+        name: layout.micro_batches * (layers * seconds + np.where(is_last_slowest, head.get(name, 0.0), 0.0))
+        for name, seconds in layer.items()
+    }
+    waiting = layout.micro_batches * slowest - sum(parts.values())
+    message = _time_message(model, layout, constants, network)
+    exposed = 2 * layout.chunks * message * (1 - constants.overlap)
+    bubble = (layout.pipeline - 1) * (inner / layout.chunks + 2 * message)
+    data, update = _time_update(model, layout, constants, network, inner)
+    return StepTimes(
+        compute=parts["compute"],
+        memory=parts["memory"] + update,
+        tensor=parts["tensor"],
+        context=parts["context"],
+        expert=parts["expert"],
+        data=data,
+        message=np.asarray((layout.micro_batches - 1) * exposed),
+        bubble=np.asarray(bubble),
+        host=np.asarray(waiting + constants.step_s),
+    )
 
 
 def calibrate(
-    shapes: TrainingShapes,
+    model: ModelShape,
+    layout: Layout,
     measured: Array,
     constants: StepConstants,
-    all_reduce: AllReduce,
+    network: PlacedNetwork,
     *,
     prior_deviation: float = 0.5,
     noise: float = 0.05,
@@ -148,7 +190,7 @@ def calibrate(
     deviations ``noise`` and ``prior_deviation``), by damped Gauss-Newton steps.
 
     Args:
-        shapes: configurations, as many as ``measured``.
+        model, layout: configurations, as many as ``measured``.
         measured: seconds.
 
     Returns:
@@ -156,9 +198,8 @@ def calibrate(
     """
 
     def evaluate(factors: Array) -> Array:
-        return np.asarray(
-            np.log(predict_steps(shapes, scale_constants(constants, factors), all_reduce) / measured)
-        )
+        predicted = predict_steps(model, layout, scale_constants(constants, factors), network)
+        return np.asarray(np.log(predicted.total / measured))
 
     factors, damping = np.zeros(len(FITTED)), 1.0
     error = evaluate(factors)
@@ -190,35 +231,107 @@ def scale_constants(constants: StepConstants, factors: Array) -> StepConstants:
     return replace(constants, **scaled)
 
 
-def _layer_gpu_time(shapes: TrainingShapes, constants: StepConstants, all_reduce: AllReduce) -> Array:
-    """Return the GPU time (s) of a transformer layer for a micro-batch, forward and backward."""
-    tokens, hidden, tensor = shapes.micro_batch * shapes.sequence, shapes.hidden, shapes.tensor
-    heads, width = shapes.heads / tensor, shapes.hidden / shapes.heads
-    products = (
-        matrix_product_time(tokens, 3 * hidden / tensor, hidden, constants)
-        + matrix_product_time(tokens, hidden, hidden / tensor, constants)
-        + matrix_product_time(tokens, 4 * hidden / tensor, hidden, constants)
-        + matrix_product_time(tokens, hidden, 4 * hidden / tensor, constants)
-        + matrix_product_time(shapes.sequence, shapes.sequence, width, constants, shapes.micro_batch * heads)
-        + matrix_product_time(shapes.sequence, width, shapes.sequence, constants, shapes.micro_batch * heads)
+def _time_layer(
+    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+) -> dict[str, Array]:
+    """Return the GPU time (s) of an average layer for a micro-batch, forward and backward, by part."""
+    tokens = layout.micro_batch * model.sequence / layout.context
+    products, attention = _time_products(model, layout, constants, tokens)
+    again = np.equal(layout.recompute, 2)
+    selected = np.greater_equal(layout.recompute, 1)
+    tensor, ffn = layout.tensor, (1 - model.moe_share) * model.dense_ffn
+    ffn = ffn + model.moe_share * (model.top_k + model.shared_experts) * model.expert_ffn
+    divided = (
+        model.heads * model.width + model.up_factor * ffn + 2 * model.moe_share * model.top_k * model.hidden
     )
-    bandwidth = constants.bandwidth * constants.memory_efficiency
-    scores = _SCORE_PASSES * _FP16 * shapes.micro_batch * heads * shapes.sequence**2 / bandwidth
-    # Half of the element-wise work is on tensors that tensor parallelism divides.
-    activations = _ACTIVATION_PASSES * _FP16 * tokens * hidden * (0.5 + 0.5 / tensor) / bandwidth
-    reduces = np.where(tensor > 1, _ALL_REDUCES * all_reduce(_FP16 * tokens * hidden, tensor), 0.0)
-    return np.asarray(_FORWARD_PASSES * products + scores + activations + constants.link_scale * reduces)
+    # Half of the element-wise work of a GPT is on tensors that tensor parallelism divides.
+    share = (1 / tensor if constants.sequence_parallel else 1.0) + divided / (5 * model.hidden) / tensor
+    elements = constants.activation_passes * tokens * model.hidden * 0.5 * share * (3 + selected)
+    if not constants.attention_efficiency:
+        scores = (
+            layout.micro_batch * model.heads / tensor * (model.sequence / layout.context) * model.sequence
+        )
+        elements = elements + _SCORE_PASSES * scores * (2 + selected)
+    # Experts take the part of tensor parallelism in the layers that have no other feed-forward network.
+    reduces = (4 + 2 * again) * (1 - 0.5 * model.moe_share * np.equal(model.shared_experts, 0))
+    sizes = {
+        "tensor": ("all_reduce", tokens * model.hidden, tensor, 1.0, reduces),
+        "context": (
+            "all_gather",
+            tokens * layout.context * model.kv_elements / tensor,
+            layout.context,
+            tensor,
+            3 + again,
+        ),
+        "expert": (
+            "all_to_all",
+            tokens / tensor * model.top_k * model.hidden,
+            layout.expert,
+            1.0,
+            (4 + 2 * again) * model.moe_share,
+        ),
+    }
+    transfers = {
+        name: constants.link_scale * count * network.compute_times(collective, HALF * size, ranks, stride)
+        for name, (collective, size, ranks, stride, count) in sizes.items()
+    }
+    return {
+        "compute": np.asarray((3 + again) * products + attention),
+        "memory": np.asarray(HALF * elements / constants.traffic_rate),
+        **transfers,
+    }
 
 
-def _head_gpu_time(shapes: TrainingShapes, constants: StepConstants) -> Array:
-    """Return the GPU time (s) of the logits and the loss for a micro-batch, forward and backward."""
-    tokens, columns = shapes.micro_batch * shapes.sequence, shapes.vocabulary / shapes.tensor
-    traffic = _LOGIT_PASSES * _FP16 * tokens * columns / (constants.bandwidth * constants.memory_efficiency)
-    return 3 * matrix_product_time(tokens, columns, shapes.hidden, constants) + traffic
+def _time_products(
+    model: ModelShape, layout: Layout, constants: StepConstants, tokens: Size
+) -> tuple[Size, Size]:
+    """Return the times (s) of a layer's products with weights in one pass, and of its attention in all passes."""
+    linear = replace(constants, peak_flops=constants.peak_flops * constants.linear_speedup)
+
+    def add_times(products: Iterable[Product], rows: Size, ways: Size, batch: Size = 1.0) -> Size:
+        times = (matrix_product_time(rows, *product.divide(ways), linear, batch) for product in products)
+        return sum(times)
+
+    seconds = add_times(model.list_attention_products(), tokens, layout.tensor)
+    seconds += (1 - model.moe_share) * add_times(
+        model.list_ffn_products(model.dense_ffn), tokens, layout.tensor
+    )
+    if np.any(model.experts):
+        routed, local = tokens / layout.tensor * model.top_k, model.experts / layout.expert
+        experts = add_times(model.list_ffn_products(model.expert_ffn), routed / local, 1.0, local)
+        shared = model.list_ffn_products(model.shared_experts * model.expert_ffn)
+        experts += add_times(shared, tokens, layout.tensor)
+        seconds += model.moe_share * experts
+    heads, rows = layout.micro_batch * model.heads / layout.tensor, model.sequence / layout.context
+    again = np.equal(layout.recompute, 2)
+    if constants.attention_efficiency:
+        flops = heads * rows * model.sequence * (2 * model.width + model.rope_width)
+        passes = 1 + _FUSED_BACKWARD + again
+        return seconds, passes * flops / (constants.peak_flops * constants.attention_efficiency)
+    scores = matrix_product_time(rows, model.sequence, model.width + model.rope_width, constants, heads)
+    values = matrix_product_time(rows, model.width, model.sequence, constants, heads)
+    return seconds, (3 + np.greater_equal(layout.recompute, 1)) * (scores + values)
+
+
+def _time_layer_on_host(layout: Layout, constants: StepConstants) -> Size:
+    """Return the time (s) in which the host launches a layer's operators for a micro-batch."""
+    passes = 3 + np.equal(layout.recompute, 2)
+    reduces = np.where(np.greater(layout.tensor, 1), 2 * (passes - 1) * constants.reduce_operator_s, 0.0)
+    return constants.operators * constants.operator_s * passes / 4 + reduces
+
+
+def _time_head(model: ModelShape, layout: Layout, constants: StepConstants) -> dict[str, Array]:
+    """Return the GPU time (s) of the logits and the loss for a micro-batch, forward and backward, by part."""
+    tokens = layout.micro_batch * model.sequence / layout.context
+    columns = model.vocabulary / layout.tensor
+    return {
+        "compute": 3 * matrix_product_time(tokens, columns, model.hidden, constants),
+        "memory": np.asarray(_LOGIT_PASSES * HALF * tokens * columns / constants.traffic_rate),
+    }
 
 
 def matrix_product_time(
-    rows: Array, columns: Array, inner: Array, constants: StepConstants, batch: Array | float = 1.0
+    rows: Size, columns: Size, inner: Size, constants: StepConstants, batch: Size = 1.0
 ) -> Array:
     """Return the time of half-precision products of (rows, inner) and (inner, columns) matrices, in seconds.
 
@@ -230,17 +343,69 @@ def matrix_product_time(
     compute = (
         waves * tile_flops * constants.multiprocessors / (constants.peak_flops * constants.tile_efficiency)
     )
-    traffic = _FP16 * batch * (rows * inner + inner * columns + rows * columns)
-    return np.asarray(np.maximum(compute, traffic / (constants.bandwidth * constants.memory_efficiency)))
+    traffic = HALF * batch * (rows * inner + inner * columns + rows * columns)
+    return np.asarray(np.maximum(compute, traffic / constants.traffic_rate))
 
 
-def _message_time(shapes: TrainingShapes, constants: StepConstants) -> Array:
-    """Return the time (s) to pass a micro-batch's activations to the next stage: 20 µs, and bytes at 100 GB/s."""
-    size = _FP16 * shapes.micro_batch * shapes.sequence * shapes.hidden
-    return np.where(shapes.pipeline > 1, constants.link_scale * (20e-6 + size / 100e9), 0.0)
+def _time_message(
+    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+) -> Array:
+    """Return the time (s) to pass a micro-batch's activations to the next stage, and the host's part of it."""
+    size = HALF * layout.micro_batch * model.sequence / layout.context * model.hidden
+    if constants.sequence_parallel:
+        size = size / layout.tensor
+    transfer = network.compute_times("message", size, layout.pipeline, layout.stage_ranks)
+    host = np.where(np.greater(layout.pipeline, 1), constants.exchange_s / 2, 0.0)
+    return np.asarray(host + constants.link_scale * transfer)
 
 
-def _soft_maximum(first: Array, second: Array, sharpness: float) -> Array:
+def _time_update(
+    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork, window: Array
+) -> tuple[Array, Array]:
+    """Return the exposed time (s) of transfers among replicas, and the time of the optimizer.
+
+    Gradients are reduced once per step, with ZeRO 2 and 3 after each micro-batch. With ZeRO 1 and 2, the new parameters
+    are gathered once per step, with ZeRO 3 for each forward and each backward pass.
+
+    Args:
+        window: time of a stage for a micro-batch, during which transfers may overlap with computation.
+    """
+    stage, batches = layout.sharding, layout.micro_batches
+    depth, _ = count_stage_layers(model, layout)
+    seconds, updated = np.zeros(np.shape(window)), np.zeros(np.shape(window))
+    groups = (
+        (layout.data * layout.context, layout.tensor),
+        (layout.stage_ranks / layout.expert, layout.expert),
+    )
+    for count, (replicas, stride) in zip(count_stage_parameters(model, layout), groups, strict=True):
+        times = {
+            collective: network.compute_times(collective, size * count, replicas, stride)
+            for collective, size in (
+                ("all_reduce", constants.gradient_bytes),
+                ("reduce_scatter", constants.gradient_bytes),
+                ("all_gather", HALF),
+            )
+        }
+        seconds = seconds + np.select(
+            [np.equal(stage, 0), np.equal(stage, 1), np.equal(stage, 2)],
+            [
+                times["all_reduce"],
+                times["reduce_scatter"] + times["all_gather"],
+                batches * times["reduce_scatter"] + times["all_gather"],
+            ],
+            batches * (times["reduce_scatter"] + 2 * times["all_gather"]),
+        )
+        updated = updated + count / np.where(np.greater(stage, 0), replicas, 1)
+    seconds = constants.link_scale * seconds
+    repeats = np.where(np.greater(stage, 1), batches, 1)
+    # The transfer for the first or last layer cannot be hidden.
+    exposed = np.maximum(seconds - constants.overlap * repeats * window, seconds / (depth * repeats))
+    return np.asarray(
+        np.where(constants.overlap, exposed, seconds)
+    ), _OPTIMIZER_BYTES * updated / constants.traffic_rate
+
+
+def _soft_maximum(first: Size, second: Size, sharpness: float) -> Array:
     """Return a smooth maximum of GPU and host time: a host nearly as slow as the GPU sometimes delays the GPU."""
     largest = np.maximum(first, second)
     return np.asarray(largest * (1 + (np.minimum(first, second) / largest) ** sharpness) ** (1 / sharpness))

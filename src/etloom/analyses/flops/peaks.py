@@ -29,13 +29,15 @@ _PRECISION = {spelling: name for name, spellings in _SPELLINGS.items() for spell
 @dataclass(frozen=True)
 class Peaks:
     """Peak performance of a device: TFLOP/s by precision (``every``: for all precisions), memory bandwidth in 10^9
-    bytes/s."""
+    bytes/s; size of the memory and multiprocessors, if known."""
 
     name: str
     bandwidth_gbs: float | None
     matrix_tflops: dict[str, float]
     vector_tflops: dict[str, float]
     every: float | None = None
+    memory_gib: float | None = None
+    multiprocessors: int | None = None
 
     def tflops(self, precision: str) -> float | None:
         """Return the peak TFLOP/s of a precision: one of PRECISIONS, vector fp32 or vector fp64; None if the device has
@@ -202,6 +204,8 @@ def _devices(content: Any) -> PeakTable:
                 float(device["bandwidth_gbs"]),
                 _numbers(device["matrix_tflops"]),
                 _numbers(device.get("vector_tflops", {})),
+                memory_gib=device.get("memory_gib"),
+                multiprocessors=device.get("multiprocessors"),
             ),
         )
         for device in content["devices"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ _LOST_PEER = re.compile(
     re.I,
 )
 """Matches errors of a rank that lost another rank: it is a victim."""
+_TORCH = re.compile(r"[/\\(]torch[/\\]")
+_INSTALLED = re.compile(r"[/\\]lib[/\\]python3|[/\\]site-packages[/\\]|<frozen ")
 _PLACES = (
     ("data loading", re.compile(r"torch[/\\]utils[/\\]data[/\\]|dataload", re.I)),
     ("a checkpoint", re.compile(r"torch[/\\]serialization\.py|checkpoint", re.I)),
@@ -84,14 +86,21 @@ def read_system_state(facts: Mapping[str, Any]) -> str | None:
 
 
 def _describe(facts: Mapping[str, Any], now_ns: int, system_state: str | None) -> ProcessState:
-    frames = [frame for frame in facts.get("frames") or () if isinstance(frame, str)]
-    place = next((name for name, pattern in _PLACES if any(map(pattern.search, frames))), None)
-    frame = next((frame for frame in frames if not re.search(r"[/\\]torch[/\\]", frame)), None)
+    place, frame = find_place([frame for frame in facts.get("frames") or () if isinstance(frame, str)])
     condition, detail = _find_condition(facts, now_ns, system_state)
     unsent, addresses = (
         frozenset(map(str, facts.get(name) or ())) for name in ("unacknowledged", "addresses")
     )
     return ProcessState(condition, detail, place, frame, unsent, addresses)
+
+
+def find_place(frames: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return where a thread is, from its frames, innermost first: a place of `ProcessState`, and the innermost frame
+    outside of torch and of installed packages, if possible; None if unknown."""
+    place = next((name for name, pattern in _PLACES if any(map(pattern.search, frames))), None)
+    outside = [frame for frame in frames if not _TORCH.search(frame)]
+    own = [frame for frame in outside if not _INSTALLED.search(frame)]
+    return place, next(iter([*own, *outside]), None)
 
 
 def _find_condition(facts: Mapping[str, Any], now_ns: int, system_state: str | None) -> tuple[str, str]:

@@ -20,17 +20,19 @@ Format: mlcommons/chakra schema/protobuf/et_def.proto.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import polars as pl
 
 from etloom.collectives import correct_clocks, match_collectives
 from etloom.core.errors import EtloomError, warn
 from etloom.core.trace import Job, Trace
 from etloom.core.version import __version__
+from etloom.exports.chakra.communication_nodes import REPLAYED
 from etloom.exports.chakra.group_numbering import (
     GroupNumbers,
     add_matched_groups,
@@ -38,13 +40,12 @@ from etloom.exports.chakra.group_numbering import (
     number_world,
 )
 from etloom.exports.chakra.node_table import build_nodes
-from etloom.exports.chakra.pipeline_nodes import build_pipeline_nodes, has_message_sizes
-from etloom.exports.chakra.rank_agreement import apply_changes, find_changes, list_communications
 from etloom.exports.chakra.rank_timing import find_start_ns
 from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.lint_codes import ERROR
 from etloom.formats.chakra.et_files import job_name, rank_path
-from etloom.formats.chakra.writing import NodeTable, encode_file
+from etloom.formats.chakra.protobuf import TYPE_NUMBERS
+from etloom.formats.chakra.writing import NODE_SCHEMA, NodeTable, encode_file
 from etloom.formats.io.atomic_file import open_atomic, write_atomically
 from etloom.linker import linked
 
@@ -244,3 +245,138 @@ def encode_nodes(trace: Trace, nodes: NodeTable) -> bytes:
         "world_size": trace.meta.get("world_size"),
     }
     return encode_file(nodes, metadata)
+
+
+# Build Chakra nodes from a trace of pipeline operations (forward, backward, send, receive) with message sizes.
+#
+# Operations of a rank run one after the other. An operation waits for the message of its micro-batch, a message is
+# sent after the operation that it comes from, and a receive is posted after the operation that runs before it: it
+# takes the time until the message arrives, so that a replay without a network waits as the recording did. The time
+# between the end of what an operation waits for and its start is added to the operation; a simulator replaces the time
+# of messages by that of its network. The rest of a step, with its collectives, is a computation.
+
+_TYPES = {"send": TYPE_NUMBERS["COMM_SEND_NODE"], "recv": TYPE_NUMBERS["COMM_RECV_NODE"]}
+_PLACE = pl.Struct({"step": pl.Int64, "micro_batch": pl.Int64, "chunk": pl.Int64})
+
+
+def has_message_sizes(trace: Trace) -> bool:
+    """Return whether all sends and receives of a pipeline operation trace have a known size and peer rank."""
+    comms = trace.comms.filter(pl.col("collective").is_not_null())
+    return comms.select(pl.col("bytes", "peer").is_not_null().all()).transpose().to_series().all()
+
+
+def build_pipeline_nodes(trace: Trace) -> NodeTable:
+    """Build the Chakra nodes of one rank from its pipeline operations: forward, backward, send and receive."""
+    rank = int(trace.rank or 0)
+    described = trace.comms.select(pl.col("event").alias("id"), "peer", "bytes")
+    rows = trace.events.join(described, on="id", how="left", maintain_order="left")
+    rows = rows.with_columns(
+        pl.col("name").cast(pl.String), pl.col("args").cast(pl.String).str.json_decode(_PLACE)
+    )
+    # A message is sent after an operation that ends at the same moment, and arrives before the one that waits for it.
+    order = pl.col("name").str.extract(r"-(\w+)$").replace_strict({"recv": 0, "send": 2}, default=1)
+    rows = rows.sort("ts", order, "id")
+    origin = min(0, int(rows["ts"].min() or 0))  # type: ignore[arg-type]
+    nodes: list[dict[str, object]] = []
+    dependencies: list[list[int]] = []
+    computed: dict[tuple[object, ...], tuple[int, int]] = {}  # operation -> its node and end
+    arrived: dict[tuple[object, ...], tuple[int, int]] = {}
+    previous: tuple[int, int] | None = None
+    tags: dict[tuple[int, int], int] = {}
+    for number, row in enumerate(rows.iter_rows(named=True), 1):
+        direction, _, action = row["name"].partition("-")
+        key = (direction, *(row["args"] or {}).values())
+        start, end, after = row["ts"], row["ts"] + row["dur"], []
+        node: dict[str, object] = {"type": TYPE_NUMBERS["COMP_NODE"]}
+        if action in _TYPES:
+            ends = (rank, row["peer"]) if action == "send" else (row["peer"], rank)
+            tags[ends] = tags.get(ends, -1) + 1
+            node = {"type": _TYPES[action], "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": tags[ends]}
+            node |= {"comm_size": row["bytes"], "collective": action}
+            if action == "send":
+                after = [computed[key]] if key in computed else []
+            else:
+                after = [] if previous is None else [previous]
+                start = previous[1] if previous is not None else origin
+                end = max(start, end)
+                arrived[key] = (number, end)
+        else:
+            after = [item for item in (previous, arrived.get(key)) if item is not None]
+            start = max((moment for _, moment in after), default=origin)
+            previous = computed[key] = (number, end)
+        node |= {"id": number, "name": row["name"], "cat": row["cat"], "is_cpu_op": False}
+        node |= {"start_ns": row["ts"], "duration_ns": row["dur"]}
+        first_us, last_us = ((moment - origin) // 1000 for moment in (start, end))
+        node |= {"start_time_micros": first_us, "duration_micros": last_us - first_us}
+        nodes.append(node)
+        dependencies.append(sorted(item for item, _ in after))
+    first = np.cumsum([0, *map(len, dependencies)], dtype=np.int64)
+    flat = np.array([item for items in dependencies for item in items], np.int64)
+    return NodeTable(pl.DataFrame(nodes, schema=NODE_SCHEMA), first, flat)
+
+
+# Make the communication nodes of all ranks consistent: equal collective sizes, and a receive for each send.
+#
+# ASTRA-sim matches the messages of a collective by tag, source, destination and size: if two ranks state different
+# sizes (an all-to-all with uneven splits), both wait forever. All ranks therefore state the largest size; their own is
+# in ``in_msg_nelems``. A receive takes the size of its send. A message whose other end was not recorded would wait
+# forever, so it is replayed with its recorded time.
+
+_COLUMNS = ("id", "type", "comm_type", "comm_size", "pg_name", "comm_src", "comm_dst", "comm_tag")
+_MESSAGE_KEY = ("comm_src", "comm_dst", "comm_tag", "pg_name")
+_SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
+
+
+def list_communications(rank: int, nodes: NodeTable) -> pl.DataFrame:
+    """Return the simulated communication nodes of a rank: node id, type, size, group and message ends (`_COLUMNS`).
+
+    Nodes replayed at their recorded time are left out.
+    """
+    is_simulated = pl.col("type").is_in((_SEND, _RECV, _COLL)) & pl.col("replayed").is_null()
+    rows = nodes.table.filter(is_simulated).select(*_COLUMNS)
+    return rows.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
+
+
+def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.DataFrame:
+    """Return changes that make communication sizes equal on all ranks: columns rank, id, comm_size, is_replayed.
+
+    Messages without a counterpart on the other rank are replayed at their recorded time.
+
+    Args:
+        communications: Rows of `list_communications` of all ranks, in the order of ids.
+        ranks: Ranks of the job that have a file.
+    """
+    collectives = communications.filter(pl.col("type") == _COLL).with_columns(
+        turn=pl.int_range(pl.len()).over("rank", "pg_name")
+    )
+    same = ("pg_name", "turn", "comm_type")
+    sizes = collectives.with_columns(agreed=pl.col("comm_size").max().over(same), is_replayed=pl.lit(False))
+    sends, receives = (
+        communications.filter(pl.col("type") == kind).unique(_MESSAGE_KEY, keep="first", maintain_order=True)
+        for kind in (_SEND, _RECV)
+    )
+    known_peer = pl.col("comm_src").is_in(ranks) & pl.col("comm_dst").is_in(ranks)
+    messages = [
+        own.join(
+            other.select(*_MESSAGE_KEY, other_size="comm_size"), on=_MESSAGE_KEY, how="left", nulls_equal=True
+        ).with_columns(
+            agreed=pl.coalesce("other_size", "comm_size") if own is receives else pl.col("comm_size"),
+            is_replayed=pl.col("other_size").is_null() & known_peer,
+        )
+        for own, other in ((sends, receives), (receives, sends))
+    ]
+    rows = pl.concat([sizes, *messages], how="diagonal_relaxed")
+    changed = rows.filter((pl.col("agreed") != pl.col("comm_size")) | pl.col("is_replayed"))
+    return changed.select("rank", "id", "is_replayed", comm_size="agreed")
+
+
+def apply_changes(nodes: NodeTable, changes: pl.DataFrame) -> NodeTable:
+    """Apply the changes of `find_changes` to one rank's nodes: new sizes, and nodes replayed at their recorded time."""
+    marked = nodes.table.join(
+        changes.select("id", "is_replayed", agreed="comm_size"), on="id", how="left", maintain_order="left"
+    )
+    table = marked.with_columns(comm_size=pl.coalesce("agreed", "comm_size")).with_columns(
+        pl.when(pl.col("is_replayed")).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
+        for name, value in REPLAYED.items()
+    )
+    return NodeTable(table.select(nodes.table.columns), nodes.first, nodes.dependencies)

@@ -130,14 +130,18 @@ def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterat
 
 
 def _base_time(traces: Iterable[Trace]) -> int:
-    """Return the earliest time in the traces whose times count from the epoch, ns; 0 if there are none."""
-    times = [
-        trace.table(name)["ts"].min()
-        for trace in traces
-        if trace.meta.get("clock") == "epoch"
-        for name in ("events", "memory", "counters", "flows")
-    ]
-    return min((time for time in times if isinstance(time, int)), default=0)
+    """Return the time that counts as zero in the file: the earliest one in the traces whose times count from the epoch,
+    ns; 0 if there are none.
+
+    If events without duration begin there, it is 1 us before, because several events without time and duration are
+    taken for a recorder's unknown times.
+    """
+    dated = [trace for trace in traces if trace.meta.get("clock") == "epoch"]
+    tables = [trace.table(name) for trace in dated for name in ("events", "memory", "counters", "flows")]
+    base = min((time for table in tables if isinstance(time := table["ts"].min(), int)), default=0)
+    is_instant = (pl.col("ts") == base) & (pl.col("dur") == 0)
+    has_instants = any(trace.events.select(is_instant.any()).item() for trace in dated)
+    return base - 1000 if has_instants and base > 1000 else base
 
 
 def _relative_base(trace: Trace, base: int) -> int:

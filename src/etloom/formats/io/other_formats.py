@@ -36,6 +36,14 @@ def _names(text: str) -> frozenset[str]:
 
 
 OTHER_FORMATS = (
+    *(
+        OtherFormat(
+            "a file of torch.distributed's debug server",
+            "etloom hangs FOLDER answers from its stacks",
+            magic=magic,
+        )
+        for magic in (b"=== Rank 0: http", b"PARTIAL DATA: ", b"=== FR Trace ===")
+    ),
     OtherFormat(
         "a report of Nsight Compute (ncu)",
         "ncu --import FILE --csv --page raw > report.csv, which etloom analyze tasks RUN --ncu report.csv reads",

@@ -134,12 +134,13 @@ def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> tu
     for group in _get(footer, _ROW_GROUPS, list):
         for chunk in _get(group, _COLUMNS, list):
             facts = _get(chunk, _CHUNK_META, dict)
-            if columns is None or columns.intersection(_get(facts, _PATH, list)[:1]):
+            place = _get_path(facts)
+            if columns is None or columns.intersection(place[:1]):
                 values, stored = _get(facts, _VALUES, int), _get(facts, _DECODED_BYTES, int)
                 width = _WIDTHS.get(_get(facts, _TYPE, int), _DEFAULT_WIDTH)
                 size += max(values * width, stored)
                 without_nulls += max((values - _count_nulls(facts)) * width, stored)
-                nulls[tuple(_get(facts, _PATH, list))] += _count_nulls(facts)
+                nulls[place] += _count_nulls(facts)
     return size, without_nulls, max(nulls.values(), default=0)
 
 
@@ -148,6 +149,14 @@ def _count_nulls(facts: dict[int, Any]) -> int:
     statistics = facts.get(_STATISTICS)
     nulls = statistics.get(_NULLS) if isinstance(statistics, dict) else None
     return nulls if isinstance(nulls, int) and 0 <= nulls <= facts[_VALUES] else 0
+
+
+def _get_path(facts: dict[int, Any]) -> tuple[bytes, ...]:
+    """Return the names of a column and of the structs around it, outermost first."""
+    names = _get(facts, _PATH, list)
+    if not all(isinstance(name, bytes) for name in names):
+        raise ValueError(f"the footer of the Parquet file is damaged: field {_PATH}")
+    return tuple(names)
 
 
 def _get(fields: Any, number: int, kind: type) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from etloom.core.errors import EtloomError
-from etloom.replayer.compute import autocast, operators, tensor_initialization
+from etloom.replayer.compute import operators, tensor_initialization
 from etloom.replayer.compute.argument_values import DTYPES, convert_value
 from etloom.replayer.compute.program import Program
 from etloom.replayer.compute.program_steps import ProgramStep, TensorView
@@ -210,9 +210,9 @@ class Executor:
 
     def _call(self, step: ProgramStep, prepared: PreparedOperator) -> Any:
         """Call an operator; if it fails or returns other dtypes than recorded, try again under autocast."""
-        dtype = autocast.find_type(step, self.device.type)
+        dtype = find_type(step, self.device.type)
         plain = prepared.call
-        for call in () if dtype is None else (plain, autocast.wrap(plain, self.device.type, dtype)):
+        for call in () if dtype is None else (plain, wrap(plain, self.device.type, dtype)):
             prepared.call = call
             try:
                 result = prepared(self._slots)
@@ -220,7 +220,7 @@ class Executor:
                 raise
             except RuntimeError:
                 continue
-            if not autocast.has_other_types(result, step):
+            if not has_other_types(result, step):
                 return result
             del result  # not two of them in memory
         prepared.call = plain
@@ -415,3 +415,32 @@ def make_view(base: Any, view: TensorView) -> torch.Tensor:
     """Return a tensor on the storage of ``base`` with the dtype, offset, shape and strides of a recorded tensor."""
     tensor = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
     return tensor.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]
+
+
+# Replays operators that ran under autocast: recordings hold their inputs before the cast and results after it.
+
+_NARROW = {torch.bfloat16, torch.float16}
+
+
+def find_type(step: ProgramStep, device: str) -> torch.dtype | None:
+    """Return the 16-bit dtype to which autocast may have cast an operator's inputs; None if it probably did not."""
+    types = {DTYPES[view.dtype] for view in (*step.results, *step.inputs.values())}
+    narrow = types & _NARROW
+    return next(iter(narrow)) if len(narrow) == 1 and len(types) > 1 and device != "meta" else None
+
+
+def wrap(call: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a function that runs ``call`` under autocast to ``dtype``."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype, cache_enabled=False):
+            return call(*args, **kwargs)
+
+    return run
+
+
+def has_other_types(result: Any, step: ProgramStep) -> bool:
+    """Return whether an operator's result has as many tensors as were recorded, but with dtypes that differ."""
+    types = [leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    recorded = [DTYPES[view.dtype] for view in step.results]
+    return len(types) == len(recorded) and types != recorded

@@ -12,7 +12,6 @@ one direction, over all its links of the level; ``latency`` that of one message.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,22 @@ from typing import Any
 
 from etloom.core.errors import EtloomError
 from etloom.simulator.changes import parse_duration_ns, parse_network
+from etloom.simulator.yaml_input import (
+    MAX_COUNT,
+    check_keys,
+    parse_count,
+    parse_positive,
+    parse_text,
+    read_yaml,
+    show_value,
+)
 
 KINDS = ("switch", "ring", "fully-connected")
 _LEVEL_KEYS = {"name", "size", "kind", "bandwidth", "latency", "efficiency"}
 _REQUIRED_KEYS = ("size", "bandwidth")
-MAX_RANKS = 1_000_000
+MAX_RANKS = MAX_COUNT
 ANY_SIZE = 1 << 24
 """Size of a level that joins any number of units."""
-_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -110,19 +117,7 @@ def get_preset(name: str) -> Topology:
 
 def read_topology(path: Path) -> Topology:
     """Read a topology from a YAML file. Raises EtloomError."""
-    import yaml
-
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise EtloomError(f"{path}: larger than {_MAX_FILE_BYTES:,} bytes, too large for a topology")
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EtloomError(
-            f"{path}: {error.strerror}", remedy=f"a YAML file, or one of {', '.join(PRESETS)}"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise EtloomError(f"{path}: not a YAML file: {detail}") from None
+    document = read_yaml(path, "topology", f"a YAML file, or one of {', '.join(PRESETS)}")
     try:
         return parse_topology(document)
     except EtloomError as error:
@@ -131,16 +126,16 @@ def read_topology(path: Path) -> Topology:
 
 def parse_topology(document: Any) -> Topology:
     """Convert a topology, as read from YAML, to `Topology`. Raises EtloomError that names the wrong key and value."""
-    _check_keys(document, {"name", "hosts", "devices_per_host", "levels"}, "topology")
+    check_keys(document, {"name", "hosts", "devices_per_host", "levels"}, "topology")
     entries = document.get("levels")
     if not isinstance(entries, list) or not 1 <= len(entries) <= 8:
-        raise EtloomError(f"levels: expected a list of 1 to 8 levels, got {_show(entries)}")
+        raise EtloomError(f"levels: expected a list of 1 to 8 levels, got {show_value(entries)}")
     levels = [_parse_level(entry, f"levels[{index}]") for index, entry in enumerate(entries)]
-    topology = Topology(str(document.get("name") or "topology"), tuple(levels))
+    topology = Topology(parse_text(document.get("name") or "topology"), tuple(levels))
     if topology.size > MAX_RANKS:
         raise EtloomError(f"levels: {topology.size:,} devices; expected at most {MAX_RANKS:,}")
     hosts, devices = (
-        _parse_count(document[key], key) if key in document else None for key in ("hosts", "devices_per_host")
+        parse_count(document[key], key) if key in document else None for key in ("hosts", "devices_per_host")
     )
     if devices is not None and levels[0].size != devices and len(levels) > 1:
         raise EtloomError(
@@ -155,49 +150,21 @@ def parse_topology(document: Any) -> Topology:
 
 
 def _parse_level(entry: Any, path: str) -> Level:
-    _check_keys(entry, _LEVEL_KEYS, path)
-    for key in _REQUIRED_KEYS:
-        if key not in entry:
-            raise EtloomError(f"{path}: {key} is missing")
+    check_keys(entry, _LEVEL_KEYS, path, _REQUIRED_KEYS)
     kind = entry.get("kind", "switch")
     if kind not in KINDS:
-        raise EtloomError(f"{path}.kind: unknown kind {_show(kind)}; expected one of {', '.join(KINDS)}")
-    efficiency = entry.get("efficiency", 1.0)
-    if isinstance(efficiency, bool) or not isinstance(efficiency, (int, float)) or not 0 < efficiency <= 1:
-        raise EtloomError(
-            f"{path}.efficiency: expected a number above 0 and up to 1, got {_show(efficiency)}"
-        )
+        raise EtloomError(f"{path}.kind: unknown kind {show_value(kind)}; expected one of {', '.join(KINDS)}")
+    efficiency = parse_positive(entry.get("efficiency", 1.0), f"{path}.efficiency", 1.0)
     try:
-        rate = _parse_rate(str(entry["bandwidth"]))
-        latency = parse_duration_ns(str(entry.get("latency", "0us")))
+        rate = _parse_rate(parse_text(entry["bandwidth"]))
+        latency = parse_duration_ns(parse_text(entry.get("latency", "0us")))
     except EtloomError as error:
         raise EtloomError(f"{path}: {error.what}", remedy=error.remedy) from None
     return Level(
-        str(entry.get("name") or path),
-        _parse_count(entry["size"], f"{path}.size"),
+        parse_text(entry.get("name") or path),
+        parse_count(entry["size"], f"{path}.size"),
         kind,
         rate,
         latency,
-        float(efficiency),
+        efficiency,
     )
-
-
-def _parse_count(value: Any, path: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
-        raise EtloomError(f"{path}: expected a whole number from 1 to {MAX_RANKS:,}, got {_show(value)}")
-    return value
-
-
-def _check_keys(entry: Any, keys: set[str], path: str) -> None:
-    if not isinstance(entry, dict):
-        raise EtloomError(f"{path}: expected keys and values, got {_show(entry)}")
-    for key in entry:
-        if key not in keys:
-            raise EtloomError(
-                f"{path}: unknown key {_show(key)}; expected {', '.join(sorted(keys, key=str))}"
-            )
-
-
-def _show(value: Any) -> str:
-    text = re.sub(r"\s+", " ", repr(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."

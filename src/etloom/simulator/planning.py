@@ -1,0 +1,446 @@
+"""Ranks the layouts of a training job on a cluster: step time, memory, and what limits each.
+
+All layouts are laid out as arrays: first their memory, then the times of those that fit. Of the layouts with the same
+mesh (tp, cp, pp, dp, ep), the fastest is a row of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, UnknownName
+from etloom.core.text import count_noun
+from etloom.simulator.durations import Z_90
+from etloom.simulator.network.model import NetworkModel
+from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.training_jobs import (
+    OPTIMIZER_BYTES,
+    RECOMPUTATIONS,
+    SHARDINGS,
+    Cluster,
+    TrainingJob,
+)
+from etloom.simulator.training_shapes import (
+    Array,
+    Layout,
+    estimate_memory,
+    take_rows,
+)
+from etloom.simulator.training_step import StepConstants, StepTimes, predict_steps
+
+AXES = {
+    "tp": "tensor", "cp": "context", "pp": "pipeline", "vp": "chunks", "dp": "data", "ep": "expert",
+    "mb": "micro_batches",
+}  # fmt: skip
+"""Axis, as in etloom predict --parallel -> attribute of `Layout`."""
+_CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_MICRO_BATCHES = (1, 2, 4, 8, 16)
+_CONTEXTS = (1, 2, 4, 8, 16, 32)
+_MIN_CONTEXT = 2048
+"""Fewest tokens of a sequence that context parallelism leaves on a GPU."""
+_MAX_WASTE = 1.15
+"""Largest ratio of a stage's layers to the mean, where the layers do not divide evenly."""
+_MAX_LAYOUTS = 1_000_000
+USABLE_MEMORY = 0.95
+"""Share of a GPU's memory that a job can use: the allocator's fragments need the rest."""
+
+_LIMITS = {
+    "compute": "compute",
+    "memory": "memory bandwidth",
+    "tensor": "tp communication",
+    "context": "cp communication",
+    "expert": "ep communication",
+    "data": "dp communication",
+    "message": "pp communication",
+    "bubble": "bubble",
+    "host": "host",
+}
+"""Part of the step time -> its name in the answer."""
+_COMMUNICATIONS = ("tensor", "context", "expert", "data", "message")
+
+_CALIBRATED_BOUND = math.log(1.185)
+"""Bound of nine in ten errors on vTrain's measurements, with constants stated beforehand: benchmarks/predict/vtrain.py.
+"""
+_DEVIATIONS = {
+    "other kernels than those of the measurements": 0.15,
+    "recomputation other than of whole layers": 0.08,
+    "another device than the A100": 0.12,
+    "another vendor's device": 0.3,
+    "several nodes": 0.12,
+    "ZeRO 2 or 3": 0.1,
+    "context parallelism": 0.1,
+    "experts": 0.2,
+    "FP8": 0.15,
+}
+"""What was not measured -> assumed standard deviation of the logarithm of the step time."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """The result of `plan`: the layouts of a job on a cluster that fit, from the fastest.
+
+    Attributes:
+        layouts: one per mesh, from the fastest; ``times`` and ``memory`` likewise.
+        times: the parts of the step times.
+        memory: bytes of the GPU that needs most, by kind.
+        considered: number of layouts whose memory was estimated.
+        misfits: sentence on those that need more memory than a GPU has; empty if all fit.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    layouts: Layout
+    times: StepTimes
+    memory: Mapping[str, Array]
+    considered: int
+    misfits: str
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """One row per layout, from the fastest.
+
+        Columns: tp, cp, pp, vp (model chunks per stage), dp, ep; sharding (ZeRO stage; zero3 is FSDP), micro_batch,
+        micro_batches, recompute; step_ns with the 90 % interval lower_bound_ns and upper_bound_ns, interval (whether
+        measurements calibrate it); tokens_per_s, mfu_pct; limit (the two largest parts of the step); bubble_pct,
+        exposed_pct (communication); memory_bytes and its kinds; cost_per_million_tokens if the cluster has a price.
+        """
+        layouts, seconds = self.layouts, self.times.total
+        mesh = {
+            "tp": layouts.tensor, "cp": layouts.context, "pp": layouts.pipeline, "vp": layouts.chunks,
+            "dp": layouts.data, "ep": layouts.expert,
+        }  # fmt: skip
+        tokens = self.job.batch * self.job.model.sequence
+        deviation, is_calibrated = bound_errors(self.job, self.cluster, layouts)
+        rate = tokens / seconds
+        peak = self.cluster.gpus * _find_peak(self.cluster)
+        exposed = sum(getattr(self.times, name) for name in _COMMUNICATIONS)
+        price = self.cluster.price
+        cost = (
+            {}
+            if price is None
+            else {"cost_per_million_tokens": price * self.cluster.gpus / 3600 / rate * 1e6}
+        )
+        return pl.DataFrame(
+            {
+                **{name: _round(values) for name, values in mesh.items()},
+                "sharding": [SHARDINGS[int(stage)] for stage in np.asarray(layouts.sharding)],
+                "micro_batch": _round(layouts.micro_batch),
+                "micro_batches": _round(layouts.micro_batches),
+                "recompute": [RECOMPUTATIONS[int(mode)] for mode in np.asarray(layouts.recompute)],
+                "step_ns": _round(seconds * 1e9),
+                "lower_bound_ns": _round(seconds * 1e9 / deviation),
+                "upper_bound_ns": _round(seconds * 1e9 * deviation),
+                "interval": np.where(is_calibrated, "calibrated", "not calibrated"),
+                "tokens_per_s": rate,
+                "mfu_pct": 100 * rate * self.job.model.count_token_flops() / peak,
+                "limit": self._name_limits(),
+                "bubble_pct": 100 * self.times.bubble / seconds,
+                "exposed_pct": 100 * exposed / seconds,
+                "memory_bytes": _round(sum(self.memory.values())),
+                **{f"{kind}_bytes": _round(values) for kind, values in self.memory.items()},
+                **cost,
+            }
+        )
+
+    def _name_limits(self) -> list[str]:
+        """Return the two largest parts of each step time, with their shares."""
+        names = list(_LIMITS)
+        shares = np.stack([getattr(self.times, name) for name in names]) / self.times.total
+        order = np.argsort(-shares, axis=0, kind="stable")[:2]
+        return [
+            ", ".join(f"{_LIMITS[names[part]]} {100 * shares[part, row]:.0f} %" for part in order[:, row])
+            for row in range(shares.shape[1])
+        ]
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Sentences on the job, the cluster, the search, and the assumptions behind the times and intervals."""
+        job, cluster = self.job, self.cluster
+        levels = ", ".join(
+            f"{level.name} {level.bytes_per_second / 1e9:g} GB/s (transfers reach {100 * level.efficiency:.0f} %)"
+            for level in cluster.topology.levels
+        )
+        kinds = ", ".join(f"{kind} {values[0] / 1e9:.1f}" for kind, values in self.memory.items())
+        overlap = choose_constants(job, cluster).overlap
+        return [
+            f"{job.name}: {job.model.count_parameters() / 1e9:,.2f} billion parameters, "
+            f"{job.model.count_token_flops() / 1e9:,.1f} GFLOP per token (causal attention counted half); "
+            f"{job.batch:,} sequences of {job.model.sequence:,.0f} tokens per step",
+            f"{cluster.name}: {cluster.gpus:,} {cluster.peaks.name} in nodes of {cluster.node_size}, per GPU {levels}",
+            f"ranked {count_noun(self.times.total.size, 'mesh', 'meshes')} of {self.considered:,} layouts, each mesh "
+            "with the fastest micro-batch, chunks, sharding and recomputation that fit",
+            *([self.misfits] if self.misfits else []),
+            f"memory of the first layout, in GB: {kinds}",
+            *_explain_intervals(job, cluster, take_rows(self.layouts, np.arange(1))),
+            "assumed: ranks in the order tp, cp, dp, pp, experts on consecutive ranks; groups of an axis share the "
+            f"network of their nodes; tp, cp and ep communication is exposed, {100 * overlap:.0f} % of computation "
+            "hides transfers of dp and pp; tokens spread evenly over experts; all GPUs equally fast, no failures, no "
+            "input delays",
+        ]
+
+
+def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None = None) -> Plan:
+    """Rank the layouts of a job on a cluster.
+
+    Args:
+        job: the job.
+        cluster: the cluster.
+        parallel: sizes of axes that are fixed, by the names of `AXES`.
+
+    Raises:
+        EtloomError: the device lacks the precision, no layout exists, or none fits into the memory.
+    """
+    _check_parallel(parallel or {})
+    constants = choose_constants(job, cluster)
+    layouts = _list_layouts(job, cluster, parallel or {})
+    memory = estimate_memory(
+        job.model,
+        layouts,
+        gradient_bytes=constants.gradient_bytes,
+        state_bytes=OPTIMIZER_BYTES[job.optimizer],
+        fused=job.fused,
+    )
+    peak, usable = np.asarray(sum(memory.values())), USABLE_MEMORY * cluster.memory_bytes
+    fitting = np.flatnonzero(peak <= usable)
+    misfits = _describe_misfits(layouts, peak, cluster)
+    if not fitting.size:
+        raise AnalysisError(
+            misfits, remedy="more GPUs, GPUs with more memory, or an optimizer with smaller states"
+        )
+    considered, layouts = peak.size, take_rows(layouts, fitting)
+    times = predict_steps(job.model, layouts, constants, PlacedNetwork(NetworkModel(cluster.topology)))
+    mesh = [np.asarray(getattr(layouts, AXES[axis])) for axis in ("tp", "cp", "pp", "dp", "ep")]
+    order = np.argsort(times.total, kind="stable")
+    _, first = np.unique(np.stack(mesh)[:, order], axis=1, return_index=True)
+    rows = order[np.sort(first)]
+    return Plan(
+        job,
+        cluster,
+        take_rows(layouts, rows),
+        StepTimes(**{field.name: np.asarray(getattr(times, field.name))[rows] for field in fields(times)}),
+        {kind: values[fitting][rows] for kind, values in memory.items()},
+        considered,
+        misfits,
+    )
+
+
+def _check_parallel(parallel: Mapping[str, int]) -> None:
+    """Raise InvalidValue if an axis is unknown, or its size is not a positive whole number."""
+    for axis, size in parallel.items():
+        if axis not in AXES:
+            raise UnknownName("axis", str(axis), list(AXES), option="parallel")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidValue(f"{axis}: expected a whole number above 0, got {size!r}", option="parallel")
+
+
+def choose_constants(job: TrainingJob, cluster: Cluster) -> StepConstants:
+    """Return the constants of a job's kernels on a cluster's device. Raises EtloomError.
+
+    Those of unfused kernels on an A100 are the ones that were compared with measurements. The others are assumptions
+    from public figures: large products of newer devices reach 70 % of the peak (their power limits them) and FP8 85 %
+    of that share, fused attention 55 % (FlashAttention 2 and 3), and fused kernels halve traffic and launches.
+    """
+    peaks, speedup = cluster.peaks, 1.0
+    if job.precision == "fp8":
+        fast = peaks.tflops("fp8")
+        if fast is None:
+            raise EtloomError(f"precision: the {peaks.name} has no fp8", remedy="expected bf16 or fp16")
+        speedup = 0.85 * fast * 1e12 / _find_peak(cluster)
+    is_ampere = peaks.name.startswith("A100")
+    device: dict[str, Any] = {
+        "peak_flops": _find_peak(cluster),
+        "bandwidth": (peaks.bandwidth_gbs or 0.0) * 1e9,
+        "multiprocessors": float(peaks.multiprocessors or 100),
+        "linear_speedup": speedup,
+        "tile_efficiency": StepConstants.tile_efficiency if is_ampere else 0.7,
+    }
+    if not job.fused:
+        return StepConstants(**device)
+    return StepConstants(
+        **device,
+        attention_efficiency=0.55,
+        activation_passes=20.0,
+        sequence_parallel=True,
+        operators=80.0,
+        exchange_s=0.1e-3,
+        overlap=0.8,
+    )
+
+
+def _find_peak(cluster: Cluster) -> float:
+    """Return the peak FLOP/s of half precision. Raises EtloomError."""
+    tflops = cluster.peaks.tflops("bf16") or cluster.peaks.tflops("fp16")
+    if tflops is None:
+        raise EtloomError(f"device: the {cluster.peaks.name} has no peak of half precision")
+    return tflops * 1e12
+
+
+def _list_layouts(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int]) -> Layout:
+    """Return all layouts of a job on a cluster that agree with fixed sizes. Raises EtloomError."""
+    blocks, count = [np.empty((0, 10))], 0
+    for mesh in _list_meshes(job, cluster, parallel):
+        blocks.append(_vary_mesh(job, *mesh, parallel))
+        count += len(blocks[-1])
+        if count > _MAX_LAYOUTS or len(blocks) > _MAX_LAYOUTS // 10:
+            raise AnalysisError(
+                f"more than {_MAX_LAYOUTS:,} layouts", remedy="fix some axes with --parallel, such as pp=8"
+            )
+    table = np.concatenate(blocks)
+    if not len(table):
+        sizes = ",".join(f"{axis}={size}" for axis, size in parallel.items())
+        raise AnalysisError(
+            f"no layout{f' with {sizes}' if sizes else ''} divides {cluster.gpus:,} GPUs, a batch of {job.batch:,} "
+            f"sequences and {job.model.layers:g} layers evenly",
+            remedy="a batch that is a multiple of the replicas (dp) allows more layouts",
+        )
+    names = (
+        "tensor",
+        "context",
+        "pipeline",
+        "data",
+        "expert",
+        "chunks",
+        "micro_batch",
+        "recompute",
+        "sharding",
+    )
+    columns = dict(zip(names, table.T, strict=False))
+    return Layout(micro_batches=table[:, 9], **columns)
+
+
+def _list_meshes(
+    job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int]
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (tp, cp, pp, dp, ep) for each mesh that divides GPUs, heads, layers, batch and experts."""
+    model, node = job.model, cluster.node_size
+    experts = int(model.experts)
+    for tp in _list_divisors(cluster.gpus):
+        if model.heads % tp or tp > max(2 * node, parallel.get("tp", 1)) or (node % tp and tp % node):
+            continue
+        contexts = {*_CONTEXTS, parallel.get("cp", 1)}
+        for cp in sorted(contexts):
+            is_short = cp > 1 and (model.sequence % (2 * cp) or model.sequence / cp < _MIN_CONTEXT)
+            if cluster.gpus % (tp * cp) or is_short:
+                continue
+            for pp in _list_divisors(cluster.gpus // (tp * cp)):
+                dp = cluster.gpus // (tp * cp * pp)
+                if pp > model.layers or job.batch % dp:
+                    continue
+                stage = cluster.gpus // pp
+                for ep in [ep for ep in _list_divisors(experts) if stage % ep == 0] if experts else [1]:
+                    sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
+                    if all(sizes.get(axis, size) == size for axis, size in parallel.items()):
+                        yield tp, cp, pp, dp, ep
+
+
+def _vary_mesh(
+    job: TrainingJob, tp: int, cp: int, pp: int, dp: int, ep: int, parallel: Mapping[str, int]
+) -> NDArray[np.float64]:
+    """Return the layouts of a mesh, one per row: the mesh, chunks, micro-batch, recomputation, sharding, and number of
+    micro-batches."""
+    model, replica_batch = job.model, job.batch // dp
+    chunks = [
+        count
+        for count in sorted({*_CHUNKS, parallel.get("vp", 1)})
+        if (count == 1 or pp > 1)
+        and math.ceil(model.layers / (pp * count)) * pp * count <= _MAX_WASTE * model.layers
+        and parallel.get("vp", count) == count
+    ]
+    batches = [
+        (size, replica_batch // size)
+        for size in _MICRO_BATCHES
+        if replica_batch % size == 0 and parallel.get("mb", replica_batch // size) == replica_batch // size
+    ]
+    shardings = (1, 2, 3) if job.sharding is None else (SHARDINGS.index(job.sharding),)
+    if dp * cp == 1 and (ep == 1 or tp * cp * dp == ep):
+        shardings = (0,)
+    recomputations = range(3) if job.recompute is None else (RECOMPUTATIONS.index(job.recompute),)
+    rows = [
+        (tp, cp, pp, dp, ep, count, size, recompute, sharding, micro_batches)
+        for count, (size, micro_batches), recompute, sharding in product(
+            chunks, batches, recomputations, shardings
+        )
+        if count == 1 or micro_batches % pp == 0
+    ]
+    return np.array(rows, float).reshape(-1, 10)
+
+
+def _list_divisors(number: int) -> list[int]:
+    """Return the divisors of a number, from the smallest."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
+    """Return a sentence on the layouts that need more than the usable memory; empty if there are none."""
+    usable = USABLE_MEMORY * cluster.memory_bytes
+    misfits = np.flatnonzero(peak > usable)
+    if not misfits.size:
+        return ""
+    nearest = misfits[np.argmin(peak[misfits])]
+    sizes = " ".join(
+        f"{axis}={float(np.asarray(getattr(layouts, name))[nearest]):.0f}" for axis, name in AXES.items()
+    )
+    sharding, recompute = (
+        known[int(np.asarray(values)[nearest])]
+        for known, values in ((SHARDINGS, layouts.sharding), (RECOMPUTATIONS, layouts.recompute))
+    )
+    count = "none" if misfits.size == peak.size else f"{peak.size - misfits.size:,}"
+    return (
+        f"{count} of {count_noun(peak.size, 'layout')} {'fits' if count == 'none' else 'fit'}: a GPU has "
+        f"{usable / 1e9:.1f} GB ({100 * USABLE_MEMORY:.0f} % of its memory); closest is {sizes} {sharding}, "
+        f"recomputation {recompute}, which needs {peak[nearest] / 1e9:.1f} GB: "
+        f"{(peak[nearest] - usable) / 1e9:.1f} GB are missing"
+    )
+
+
+def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) -> dict[str, Array]:
+    """Return which layouts differ from the measured class in each respect of `_DEVIATIONS`."""
+    shape = np.shape(layouts.tensor)
+    job_wide = {
+        "other kernels than those of the measurements": job.fused,
+        "another device than the A100": cluster.peaks.name != "A100 80GB SXM",
+        "another vendor's device": cluster.peaks.name.startswith("MI"),
+        "several nodes": cluster.gpus > cluster.node_size,
+        "experts": bool(job.model.experts),
+        "FP8": job.precision == "fp8",
+    }
+    return {
+        **{text: np.full(shape, holds) for text, holds in job_wide.items()},
+        "recomputation other than of whole layers": np.not_equal(layouts.recompute, 2),
+        "ZeRO 2 or 3": np.greater(layouts.sharding, 1),
+        "context parallelism": np.greater(layouts.context, 1),
+    }
+
+
+def bound_errors(job: TrainingJob, cluster: Cluster, layouts: Layout) -> tuple[Array, Array]:
+    """Return the factor of the 90 % interval of each layout, and whether measurements calibrate it."""
+    extrapolations = _list_extrapolations(job, cluster, layouts)
+    variance = sum(_DEVIATIONS[text] ** 2 * holds for text, holds in extrapolations.items())
+    bound = np.hypot(_CALIBRATED_BOUND, Z_90 * np.sqrt(variance))
+    return np.exp(bound), np.asarray(variance == 0)
+
+
+def _explain_intervals(job: TrainingJob, cluster: Cluster, first: Layout) -> list[str]:
+    """Return a sentence on what the interval of the first layout rests on."""
+    missing = [text for text, holds in _list_extrapolations(job, cluster, first).items() if holds[0]]
+    measured = "708 measured steps of GPTs on up to eight A100s with Megatron-DeepSpeed (vTrain)"
+    if not missing:
+        return [f"intervals are calibrated on {measured}"]
+    return [
+        f"not calibrated: {measured} are the only measurements behind the times; the interval of the first layout is "
+        f"widened for {', '.join(missing)}"
+    ]
+
+
+def _round(values: Array | float) -> NDArray[np.int64]:
+    return np.asarray(np.rint(values), np.int64)

@@ -1,0 +1,310 @@
+"""Ranked layouts of training jobs: closed formulas, laws, and answers to wrong input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+import etloom
+from etloom import cli
+from etloom.core.errors import AnalysisError, EtloomError
+from etloom.simulator.network.model import NetworkModel
+from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.network.topology import Topology, get_preset
+from etloom.simulator.planning import AXES, plan
+from etloom.simulator.training_jobs import (
+    Cluster,
+    list_jobs,
+    parse_cluster,
+    parse_job,
+    read_cluster,
+    read_job,
+)
+from etloom.simulator.training_shapes import Layout, ModelShape, count_stage_parameters, estimate_memory
+
+PUBLISHED_BILLIONS = {
+    "llama3-8b": 8.03,
+    "llama3-70b": 70.55,
+    "llama3-405b": 405.85,
+    "mixtral-8x7b": 46.70,
+    "deepseek-v3-like": 671.03,
+    "qwen3-moe-like": 235.09,
+}
+JOB = {
+    "layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 4, "ffn": 8192, "gated": True,
+    "vocabulary": 32000, "sequence": 4096, "batch": 64,
+}  # fmt: skip
+GOLDEN = [
+    (1, 1, 1, 16, "zero1", 4, "none"),
+    (1, 1, 1, 8, "zero1", 8, "none"),
+    (1, 2, 6, 8, "zero2", 1, "none"),
+]
+"""The first rows (tp, pp, vp, dp, sharding, micro-batch, recomputation) for `JOB` on `CLUSTER`."""
+CLUSTER = {"device": "h100", "gpus": 16, "network": "dgx-h100"}
+
+
+def scale_network(cluster: Cluster, factor: float) -> Cluster:
+    levels = tuple(
+        replace(level, bytes_per_second=level.bytes_per_second * factor) for level in cluster.topology.levels
+    )
+    return replace(cluster, topology=Topology("scaled", levels))
+
+
+@pytest.mark.parametrize("name", list_jobs())
+def test_example_models_have_the_published_number_of_parameters(name: str) -> None:
+    count = float(read_job(name).model.count_parameters())
+    assert count / 1e9 == pytest.approx(PUBLISHED_BILLIONS[name], abs=0.005)
+
+
+def test_a_dense_model_needs_six_flops_per_parameter_and_token() -> None:
+    model = read_job("llama3-8b").model
+    attention = 6 * 32 * 4096 * 8192  # causal: half of 12 x layers x hidden x sequence
+    embedding = 128256 * 4096
+    products = float(model.count_parameters()) - embedding
+    assert float(model.count_token_flops()) == pytest.approx(6 * products + attention)
+
+
+def test_memory_of_a_dense_model_follows_closed_formulas() -> None:
+    model = ModelShape(24.0, 2048.0, 16.0, 4096.0, 32000.0)
+    parameters = 24 * (12 * 2048**2 + 2 * 2048) + 32000 * 2048
+    assert float(model.count_parameters()) == parameters
+    options: dict[str, Any] = {"gradient_bytes": 4, "state_bytes": 12, "fused": True}
+    single = estimate_memory(model, Layout(2.0, 1.0, 1.0, 1.0, 1.0, recompute=0.0), **options)
+    assert float(single["parameters"]) == 2 * parameters
+    assert float(single["gradients"]) == 4 * parameters
+    assert float(single["optimizer"]) == 12 * parameters
+    # 32 bytes per token and hidden element (Korthikanti et al. 2022: 34, with two of dropout's masks).
+    assert float(single["activations"]) == 24 * 32 * 2 * 4096 * 2048
+    sharded = estimate_memory(model, Layout(2.0, 1.0, 1.0, 8.0, 1.0, sharding=1.0, recompute=0.0), **options)
+    assert float(sharded["optimizer"]) == 12 * parameters / 8
+    assert float(sharded["gradients"]) == 4 * parameters
+    full = estimate_memory(model, Layout(2.0, 1.0, 1.0, 1.0, 1.0, recompute=2.0), **options)
+    assert float(full["activations"]) == (24 * 2 + 32) * 2 * 4096 * 2048
+
+
+def test_stages_and_tensor_parallelism_divide_parameters() -> None:
+    model = read_job("mixtral-8x7b").model
+    whole, experts = count_stage_parameters(model, Layout(1.0, 1.0, 1.0, 1.0, 1.0))
+    assert float(whole + experts) == float(model.count_parameters())
+    _, divided = count_stage_parameters(model, Layout(1.0, 1.0, 2.0, 4.0, 4.0, expert=8.0))
+    assert float(divided) == float(experts) / 4 / 8
+
+
+def test_groups_of_an_axis_share_the_network_of_their_nodes() -> None:
+    network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
+    size = 1e9
+    inside = network.compute_times("all_reduce", size, 8.0, 1.0)
+    across = network.compute_times("all_reduce", size, np.array([16.0, 16.0]), np.array([1.0, 8.0]))
+    assert inside < across[0] < across[1]
+    # 16 ranks of two nodes have the rates of eight GPUs; with one rank per node, a rank has that of one GPU.
+    rate = 0.8 * 50e9
+    assert across[0] == pytest.approx(2 * 15 / 16 * size / (8 * rate), rel=0.05)
+    assert across[1] == pytest.approx(2 * 15 / 16 * size / rate, rel=0.05)
+    assert network.compute_times("all_reduce", size, 1.0) == 0.0
+
+
+def test_a_message_between_stages_crosses_nodes_if_the_pipeline_does() -> None:
+    network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
+    inside, across = network.compute_times("message", 1e8, np.array([2.0, 4.0]), np.array([4.0, 4.0]))
+    assert across == pytest.approx(inside * 9, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
+def test_a_slower_network_is_never_faster(name: str) -> None:
+    job, cluster = read_job(name), read_cluster("dgx-h100", 64)
+    tables = [plan(job, scale_network(cluster, factor)).table for factor in (1.0, 0.5, 0.1)]
+    mesh = ["tp", "cp", "pp", "dp", "ep"]
+    for fast, slow in pairwise(tables):
+        both = fast.join(slow, on=mesh, suffix="_slow")
+        assert both.height == fast.height == slow.height
+        assert (both["step_ns_slow"] >= both["step_ns"]).all()
+
+
+def test_more_memory_never_fits_less() -> None:
+    job, cluster = read_job("llama3-70b"), read_cluster("dgx-h100", 64)
+    ranked = [plan(job, replace(cluster, memory_bytes=gib * 2**30)).table for gib in (60.0, 80.0, 141.0)]
+    for small, large in pairwise(ranked):
+        both = small.join(large, on=["tp", "cp", "pp", "dp", "ep"], suffix="_large")
+        assert both.height == small.height <= large.height
+        assert (both["step_ns_large"] <= both["step_ns"]).all()
+
+
+def test_parts_add_up_and_the_ranking_is_sorted() -> None:
+    answer = etloom.plan("deepseek-v3-like", gpus=2048)
+    table = answer.table
+    assert table["step_ns"].is_sorted()
+    assert ((table["lower_bound_ns"] < table["step_ns"]) & (table["step_ns"] < table["upper_bound_ns"])).all()
+    kinds = pl.sum_horizontal(f"{kind}_bytes" for kind in answer.memory)
+    assert table.select((kinds - pl.col("memory_bytes")).abs().max()).item() <= 6
+    assert (table["memory_bytes"] <= 0.95 * answer.cluster.memory_bytes).all()
+    assert (table["tp"] * table["cp"] * table["pp"] * table["dp"] == 2048).all()
+    assert (table["tp"] * table["cp"] * table["dp"] % table["ep"] == 0).all()
+    assert (table["dp"] * table["micro_batch"] * table["micro_batches"] == 15360).all()
+    assert set(table["interval"]) == {"not calibrated"}
+
+
+def test_the_ranking_of_a_small_cluster_is_as_before() -> None:
+    table = plan(parse_job(JOB, "job"), parse_cluster(CLUSTER, "cluster")).table
+    rows = table.select("tp", "pp", "vp", "dp", "sharding", "micro_batch", "recompute").head(3).rows()
+    assert rows == GOLDEN
+
+
+def test_fixed_axes_and_the_price_are_kept() -> None:
+    cluster = parse_cluster({**CLUSTER, "price_per_gpu_hour": 3.6}, "cluster")
+    table = plan(parse_job(JOB, "job"), cluster, {"tp": 2, "mb": 4}).table
+    assert set(table["tp"]) == {2} and set(table["micro_batches"]) == {4}
+    cost = 16 * 3.6 / 3600 / table["tokens_per_s"] * 1e6
+    assert table["cost_per_million_tokens"].to_list() == pytest.approx(cost.to_list())
+
+
+@pytest.mark.parametrize(("recompute", "words"), [("full", {"calibrated"}), ("none", {"not calibrated"})])
+def test_only_the_measured_class_is_calibrated(recompute: str, words: set[str]) -> None:
+    job = parse_job({**JOB, "kernels": "unfused", "recompute": recompute, "sharding": "zero1"}, "job")
+    cluster = parse_cluster({"device": "A100 80GB SXM", "gpus": 8, "network": "dgx-a100"}, "cluster")
+    answer = plan(job, cluster, {"cp": 1})
+    assert set(answer.table["interval"]) == words
+    assert ("calibrated on 708" in " ".join(answer.reasons)) == (words == {"calibrated"})
+    width = answer.table["upper_bound_ns"] / answer.table["step_ns"]
+    assert (width < 1.19).all() == (words == {"calibrated"})
+
+
+def test_if_nothing_fits_the_answer_states_what_is_missing() -> None:
+    with pytest.raises(
+        AnalysisError, match=r"none of .* fits: .* closest is tp=.* GB are missing; more GPUs"
+    ):
+        etloom.plan("llama3-405b", gpus=8)
+    with pytest.raises(AnalysisError, match="no layout with tp=7 divides"):
+        etloom.plan("llama3-8b", gpus=8, parallel={"tp": 7})
+
+
+def test_too_many_layouts_end_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etloom.simulator.planning._MAX_LAYOUTS", 1000)
+    with pytest.raises(AnalysisError, match="more than 1,000 layouts; fix some axes"):
+        etloom.plan("llama3-8b", gpus=64)
+
+
+WRONG_JOBS: dict[str, tuple[Any, str]] = {
+    "a list": ([1], r"job: expected keys and values, got \[1\]"),
+    "no batch": ({**JOB, "batch": None}, "batch: expected a whole number from 1 to 16,777,216, got None"),
+    "an unknown key": ({**JOB, "layer": 3}, "job: unknown key 'layer'; expected batch, "),
+    "a missing key": ({"layers": 3}, "job: hidden is missing"),
+    "text": ({**JOB, "layers": "many"}, "layers: expected a whole number from 1 to 10,000, got 'many'"),
+    "a huge number": ({**JOB, "hidden": 10**300}, "hidden: expected a whole number from 1 to 1,048,576"),
+    "a negative number": ({**JOB, "ffn": -1}, "ffn: expected a whole number from 1"),
+    "a word for a flag": ({**JOB, "gated": "yes"}, "gated: expected true or false, got 'yes'"),
+    "a precision": ({**JOB, "precision": "bf61"}, "unknown precision 'bf61'; did you mean 'bf16'"),
+    "an optimizer": ({**JOB, "optimizer": ["adamw"]}, r"unknown optimizer .*\['adamw'\]"),
+    "heads": ({**JOB, "heads": 15}, "hidden: expected a multiple of heads, or head_width"),
+    "kv_heads": ({**JOB, "kv_heads": 3}, "kv_heads: expected a divisor of heads"),
+    "experts": ({**JOB, "experts": 8}, "experts: expert_ffn and top_k are missing"),
+    "latent attention": ({**JOB, "q_rank": 8}, "kv_rank is missing, which q_rank and rope_width need"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_JOBS)
+def test_a_wrong_job_is_one_line_with_the_key(case: str, tmp_path: Path) -> None:
+    document, text = WRONG_JOBS[case]
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(EtloomError, match=text) as info:
+        etloom.plan(path)
+    assert str(info.value).startswith(f"{path}: ") and "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"device": "h1000"}, "device: unknown device 'h1000'; expected one of V100 PCIe"),
+        ({"device": "V100 SXM2"}, "memory_gib is missing: the memory of the V100 SXM2 is not known"),
+        ({"gpus": 0}, "gpus: expected a whole number from 1 to 131,072, got 0"),
+        (
+            {"network": "ib"},
+            "network: unknown network 'ib'; expected levels, a YAML file, or one of dgx-a100",
+        ),
+        ({"network": {"levels": []}}, "levels: expected a list of 1 to 8 levels"),
+        ({"price_per_gpu_hour": float("nan")}, "price_per_gpu_hour: expected a number above 0"),
+        ({"nodes": 3}, "cluster: unknown key 'nodes'; expected device"),
+    ],
+)
+def test_a_wrong_cluster_is_one_line_with_the_key(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(EtloomError, match=text):
+        parse_cluster({**CLUSTER, **change}, "cluster")
+
+
+def _make_bomb(key: str) -> str:
+    lists = ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 30))
+    return f"{key}: [&l0 [x], {lists}]\n" + "".join(f"{name}: 1\n" for name in ("hidden", "heads"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 5000,
+        "layers: " + "9" * 5000,
+        "layers: 0x" + "f" * 5000,
+        "layers: 2020-99-99",
+        "? [a]\n: b",
+        "!!python/object/apply:os.system ['true']",
+        "\x00\x01",
+        "a: b: c",
+        _make_bomb("layers"),
+        "",
+    ],
+    ids=["nested", "digits", "hexadecimal", "date", "key", "tag", "binary", "syntax", "bomb", "empty"],
+)
+def test_hostile_yaml_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    for words in ([str(path)], ["llama3-8b", "--cluster", str(path)]):
+        assert cli.main(["plan", *words]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"etloom: {path}: ") and error.count("\n") == 1 and len(error) < 600
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["llama3-8"], "unknown job 'llama3-8'; did you mean 'llama3-8b'?"),
+        (
+            ["llama3-8b", "--cluster", "dgx-h10"],
+            "--cluster: unknown cluster 'dgx-h10'; did you mean 'dgx-h100'?",
+        ),
+        (["llama3-8b", "--gpus", "0"], "--gpus: expected 1 to 131,072 GPUs, got 0"),
+        (["llama3-8b", "--parallel", "xx=2"], "--parallel: expected sizes of "),
+    ],
+)
+def test_wrong_names_are_wrong_usage(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_command_prints_a_ranking(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--top", "3"]) == 0
+    output = capsys.readouterr()
+    assert len(output.out.splitlines()) == 4 and "limit" in output.out
+    for words in ("8.03 billion parameters", "64 H100 SXM in nodes of 8", "more meshes", "not calibrated"):
+        assert words in output.err
+    assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--format", "csv"]) == 0
+    assert "activations_bytes" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_every_axis_of_predict_is_an_axis_of_plan() -> None:
+    from etloom.simulator.resizing import parse_parallel
+
+    assert parse_parallel(",".join(f"{axis}=1" for axis in AXES)) == dict.fromkeys(AXES, 1)
+
+
+def test_the_search_of_large_clusters_is_fast() -> None:
+    import time
+
+    begin = time.process_time()
+    for name in ("llama3-70b", "mixtral-8x7b", "qwen3-moe-like"):
+        etloom.plan(name, gpus=1024)
+    assert time.process_time() - begin < 30
