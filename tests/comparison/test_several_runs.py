@@ -51,7 +51,7 @@ def test_runs_of_one_name_have_columns_of_their_own(
     assert header == "category," + ",".join(f"{path} ({number})_ns" for number in (1, 2, 3))
 
 
-@pytest.mark.parametrize("option", [["--by", "tree"], ["--by", "step"], ["--html", "page.html"]])
+@pytest.mark.parametrize("option", [["--by", "tree"], ["--by", "step"]])
 def test_what_compares_two_runs_says_so(
     runs: tuple[Path, Path, Path], option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.analyses.findings import COLUMNS
 from etloom.core.trace import Job, Trace
-from etloom.reports import html_report, html_sections
+from etloom.reports import html_report, html_sections, what_if
 from etloom.reports.colors import COLORS, list_color_codes
 from etloom.reports.formatting import choose_column_format, format_duration, format_number
 from etloom.reports.html_charts import render_bars
@@ -219,7 +219,12 @@ def test_text_of_a_trace_is_escaped() -> None:
     page = html_report.render_page(hostile_job())
     elements = PageElements(page)
     scripts = [attributes for tag, attributes in elements.found if tag == "script"]
-    assert [set(attributes) for attributes in scripts] == [{"type", "id"}, {"type", "data-rank"}, {"type"}]
+    assert [set(attributes) for attributes in scripts] == [
+        {"type", "id"},
+        {"type", "id"},
+        {"type", "data-rank"},
+        {"type"},
+    ]
     assert "\u2028" not in "".join(elements.content["script"])
     shown = "".join(elements.text)
     assert all(name in shown for name in HOSTILE)
@@ -422,3 +427,13 @@ def test_no_line_breaks_between_a_number_and_its_unit_and_backticks_are_code() -
     row |= {"cost_ns": 5, "title": "a<b", "advice": "ask `etloom x`", "confidence": "low", "pattern": "p"}
     told = html_sections.render_findings(pl.DataFrame([row], schema=COLUMNS), 1, 5)
     assert "a&lt;b" in told and "ask <code>etloom x</code>" in told
+
+
+def test_a_graph_that_is_too_large_leaves_a_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 'id="what-if-data"' in html_report.render_page(job)
+    for name in ("MAX_EVENTS", "MAX_CHAINS", "MAX_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(what_if, name, 1)
+            page = html_report.render_page(job)
+        assert 'id="what-if-data"' not in page
+        assert "too large for a page; etloom simulate " in page

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import polars as pl
 import pytest
 
 import etloom
 from etloom.cli import main
-from etloom.reports.difference_page import render_page
+from etloom.core.trace import Job
+from etloom.reports import difference_timelines
+from etloom.reports.difference_page import list_causes, render_page
 from etloom.reports.html_tables import render_table
 from support.reports import HOSTILE, hostile_job
 from support.small_traces import write_stepped_run
@@ -58,13 +64,45 @@ def test_the_page_states_the_change_and_draws_the_steps(
     assert len(bars) == 12
     heights = [float(bar["height"] or 0) for bar in bars]
     assert heights[6] / heights[0] == pytest.approx(1.1, abs=0.001)
-    assert "50 % of it" in page.texts  # compute, and idle the other half
+    assert [text for text in page.texts if text.endswith("50 % of it")]  # compute, and idle the other half
     assert "old → new" in page.texts
 
 
-def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
-    import polars as pl
+@pytest.mark.parametrize("names", [("slow", "new"), ("slow", "new", "old")])
+def test_the_waterfall_sums_to_the_change_of_the_mean_step(tmp_path: Path, names: tuple[str, ...]) -> None:
+    factors = {"old": 1.0, "new": 1.1, "slow": 1.31}
+    runs = [
+        etloom.open(write_stepped_run(tmp_path / name, [factors[name] * time for time in (1000, 1040, 1010)]))
+        for name in names
+    ]
+    differences = [etloom.diff(runs[0], run) for run in runs[1:]]
+    page = Parsed(render_page(differences))
+    bars = [int(found["data-ns"] or 0) for tag, found in page.tags if "data-ns" in found]
+    for difference in differences:
+        table = difference.table("category")
+        size = 2 + int((table["change_ns"] != 0).sum())
+        (before, *changes, after), bars = bars[:size], bars[size:]
+        assert before + sum(changes) == after
+        assert [before, after] == pytest.approx([fmean(times) for times in difference.step_times], abs=3)
+        assert sorted(changes) == sorted(change for change in table["change_ns"] if change)
+    assert bars == []
 
+
+def test_what_the_categories_lack_is_a_cause() -> None:
+    @dataclass
+    class Uneven:
+        step_times: tuple[list[float], list[float]]
+
+        def table(self, _: str) -> pl.DataFrame:
+            names, times = ["compute", "idle"], [[600, 300], [700, 100]]
+            return pl.DataFrame({"category": names, "before_ns": times[0], "after_ns": times[1]})
+
+    causes = list_causes(Uneven(([1000.0], [950.0])))  # type: ignore[arg-type]
+    assert causes[-1] == ("outside of the categories", 100, 150)
+    assert sum(after - before for _, before, after in causes) == -50
+
+
+def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
     frame = pl.DataFrame({"operator": ["a", "b", "c"], "change_ns": [100, -50, 0]})
     page = Parsed(render_table(frame, "t", "T", bar="change_ns"))
     (worse,) = page.of("rect", "worse")
@@ -77,7 +115,9 @@ def test_text_of_a_trace_is_not_markup_and_nothing_is_fetched(runs: tuple[Path, 
     for pair in ((hostile_job(), etloom.open(runs[0])), (etloom.open(runs[0]), hostile_job())):
         page = render_page(etloom.diff(*pair))
         tags = Parsed(page).tags
-        assert [tag for tag, _ in tags].count("script") == 1
+        kinds = [found["type"] for tag, found in tags if tag == "script"]
+        assert kinds.count("module") == 1
+        assert set(kinds) <= {"module", "application/json", "text/plain"}
         assert not re.search(r"https?://|@import|url\(", page)
         assert not [
             name for _, found in tags for name in found if name.startswith("on") or name in ("src", "style")
@@ -90,3 +130,29 @@ def test_runs_without_anything_are_a_page(runs: tuple[Path, Path]) -> None:
     page = Parsed(render_page(etloom.diff(job, job)))
     assert "no change: the steps take the same time" in page.texts
     assert "Nothing changed." in page.texts
+
+
+def test_the_timelines_draw_a_limited_number_of_events_and_ranks(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = map(etloom.open, runs)
+    several = [Job(dict.fromkeys(range(3), job[0])) for job in (old, new)]
+    monkeypatch.setattr(difference_timelines, "MAX_RANKS", 2)
+    monkeypatch.setattr(difference_timelines, "MAX_EVENTS", 20)
+    timelines = difference_timelines.pack_runs(several, True)
+    assert timelines is not None
+    assert timelines.ranks == [0, 1]
+    assert [name for name, _ in re.findall(r'data-run="(\d)" data-rank="(\d)"', timelines.data)] == [*"0101"]
+    drawn = 4 * 5
+    assert timelines.notes == [
+        "The timelines of 1 more common rank are omitted.",
+        f"{4 * old[0].events.height - drawn} events are omitted from the timelines; "
+        "the longest of each track and time are drawn.",
+    ]
+    assert difference_timelines.pack_runs([old, Job({7: new[0]})], True) is None
+
+
+@pytest.mark.parametrize("value", [[], ["run/"]])
+def test_a_list_of_anything_else_is_refused(value: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(etloom.EtloomError, match="expected a run, or differences of runs"):
+        etloom.report(value, tmp_path / "page.html")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom import _native
 from etloom.analyses.helpers import dependency_graph
+from etloom.analyses.kernel_families import classify_kernels
 from etloom.cli import app, main
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.graphs import algorithms, build_graph, critical_paths
@@ -451,3 +452,18 @@ def test_many_changes_cost_what_each_costs_and_give_the_same_times(
     repeated = etloom.simulate(job, *changes)
     assert simulated.table.equals(repeated.table)
     assert (simulated.lag == repeated.lag).all()
+
+
+@pytest.mark.slow
+def test_a_change_of_a_kernel_family_changes_its_kernels(data: Path) -> None:
+    job = open_run(data / "nccl_ddp")
+    recording = get_recorded_run(job)
+    kernels = classify_kernels(job[0])
+    owner = recording.graph.graph.owner
+    placed = set(owner[recording.edges.select_target("kernel")].tolist())
+    for family in sorted(set(kernels["family"]) - {"communication", "copy"}):
+        edges = recording.edges.select(parse_change(f"kernel family={family} x0.5")).edges
+        expected = placed & set(kernels.filter(family=family)["id"].to_list())
+        assert set(owner[edges].tolist()) == expected, family
+    with pytest.raises(EtloomError, match="matches nothing in this run"):
+        recording.edges.select(parse_change("kernel family=none x0.5"))

@@ -417,17 +417,18 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
 
 
 @verb
-def report(run: Run | Difference, path: OutPath) -> Path:
+def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
     """Write a self-contained HTML report of a run, or of the difference between two runs.
 
     Args:
-        run: a Trace, a Job or a path; or the difference of two runs (see `diff`).
+        run: a Trace, a Job or a path; or the difference of two runs (see `diff`), or several from the same first run.
         path: the file to write.
 
     Returns:
         The path of the file.
 
     Raises:
+        InvalidValue: ``run`` is a list without differences.
         EtloomError: it cannot be written.
 
     Example:
@@ -438,12 +439,17 @@ def report(run: Run | Difference, path: OutPath) -> Path:
     from etloom.reports import difference_page, html_report
 
     target = Path(path)
-    job = None if isinstance(run, Difference) else _link_ranks(as_job(run, for_report=True))
-    with writing(target):
-        if isinstance(run, Difference):
+    if isinstance(run, Difference):
+        run = [run]
+    if isinstance(run, list):
+        if not all(isinstance(difference, Difference) for difference in run) or not run:
+            raise InvalidValue("expected a run, or differences of runs", remedy="etloom.diff(before, after)")
+        with writing(target):
             difference_page.write_page(run, target)
-        elif job is not None:
-            html_report.write_page(job, target)
+        return target
+    job = _link_ranks(as_job(run, for_report=True))
+    with writing(target):
+        html_report.write_page(job, target)
     return target
 
 

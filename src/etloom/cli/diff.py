@@ -66,10 +66,9 @@ def diff(
     if html is not None:
         check_writable(html, "--html")
     if len(after) > 1:
-        if html is not None or by in _TWO_ONLY:
-            option = "--html" if html is not None else f"--by {by}"
-            raise click.UsageError(f"{option} compares two runs, not {1 + len(after)}")
-        _write_runs([before, *after], by, top, table, run)
+        if by in _TWO_ONLY:
+            raise click.UsageError(f"--by {by} compares two runs, not {1 + len(after)}")
+        _write_runs([before, *after], by, top, table, run, html)
         return
     jobs = [open_job(path, run) for path in (before, *after)]
     if by == "memory" or all(trace.is_snapshot for job in jobs for trace in job.values()):
@@ -94,8 +93,10 @@ def _write_holders(jobs: Sequence[Job], top: int, table: TableOptions) -> None:
         print_message(f"{top:,} of {holders.height - 1:,} places; --top {holders.height - 1} shows all")
 
 
-def _write_runs(paths: Sequence[Path], by: str, top: int, table: TableOptions, run: RunsOptions) -> None:
-    """Write the verdict of each run against the first, and one table of the times of all."""
+def _write_runs(
+    paths: Sequence[Path], by: str, top: int, table: TableOptions, run: RunsOptions, html: Path | None
+) -> None:
+    """Write the verdict of each run against the first, one table of the times of all, and a page."""
     import etloom
 
     names = [path.name for path in paths]
@@ -105,11 +106,14 @@ def _write_runs(paths: Sequence[Path], by: str, top: int, table: TableOptions, r
         names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
     jobs = {name: open_job(path, run) for name, path in zip(names, paths, strict=True)}
     first, *others = jobs
-    for name in others:
-        difference = etloom.diff(jobs[first], jobs[name])
+    differences = {name: etloom.diff(jobs[first], jobs[name]) for name in others}
+    for name, difference in differences.items():
         for line in (difference.verdict, *difference.notes):
             print_message(f"{name}: {line}")
     write_table(etloom.compare(jobs, by=by).head(top), table.format, table.out)
+    if html is not None:
+        etloom.report(list(differences.values()), html)
+        print_message(describe_page(html))
 
 
 def _write_difference(difference: Difference, by: str, top: int, table: TableOptions) -> None:

@@ -73,7 +73,7 @@ def simulate(
       WHAT    kernel, copy, comm, op, host, python, launch, stream, sync
       NAME    a pattern for the name: *gemm*, aten::mm, all_reduce
               (kernels are named differently on each GPU, nvjet_* on Hopper: etloom analyze kernel-breakdown lists them)
-      KEY     rank, step, stream, group
+      KEY     rank, step, stream, group, family (of kernels: gemm, attention, ...)
       CHANGE  x0.5 (times), =20us (to), +3us, -3us; the latter three of each call as a whole
 
     The column "before" is the recorded run. A step lasts until the GPU has finished everything that the step launched:

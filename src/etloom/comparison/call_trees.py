@@ -8,9 +8,9 @@ only, with what the caller launched itself, are one row. So each activity is in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -169,6 +169,66 @@ def _sum_rank(
     trace: Trace, calls: pl.DataFrame, stepped: bool, on_device: bool, with_modules: bool
 ) -> Iterator[tuple[Any, ...]]:
     """Yield path of operators and modules, name of what it launches itself, time in ns and `COSTS`, per step."""
+    work, nodes, number = _place_work(trace, stepped, on_device, with_modules)
+    work = work.join(calls, on="id", how="left", maintain_order="left")
+    numbers, paths = _find_paths(trace, *nodes, work["owner"].to_numpy())
+    sums = work.select("name", "dur", *COSTS, path=pl.Series(numbers))
+    sums = sums.group_by("path", "name").agg(pl.col("dur", *COSTS).sum()).sort("path", "name")
+    for path, name, *values in sums.iter_rows():
+        yield paths[path], name, *(value / number for value in values)
+
+
+Key = tuple[tuple[str, ...], str | None]
+"""An operator or module by its path of callers (the last one is itself), and what it launches itself: its name, or None
+for the node with all that is inside it."""
+
+
+def measure_nodes(trace: Trace, stepped: bool, on_device: bool, with_modules: bool) -> NodeTimes:
+    """Return the times of a rank's operators, modules and activities by their place in the call tree."""
+    work, nodes, number = _place_work(trace, stepped, on_device, with_modules)
+    owners, rows = work["owner"].to_numpy(), np.flatnonzero(nodes[1])
+    numbers, paths = _find_paths(trace, *nodes, np.append(rows, owners))
+    places = [tuple(path) for path in paths]
+    at_nodes, at_work = np.split(numbers, [len(rows)])
+    sums = (
+        work.select("name", "dur", path=pl.Series(at_work))
+        .group_by("path", "name")
+        .sum()
+        .sort("path", "name")
+    )
+    times: dict[Key, float] = {}
+    for path, name, ns in sums.iter_rows():
+        place = places[path]
+        keys = [(place[:depth], None) for depth in range(1, len(place) + 1)]
+        for key in (*keys, (place, name)):
+            times[key] = times.get(key, 0.0) + ns / number
+    nodes_by_event = zip(trace.events["id"].gather(rows), at_nodes.tolist(), strict=True)
+    keys_of_events: dict[int, Key] = {event: (places[path], None) for event, path in nodes_by_event}
+    if on_device:
+        activities = zip(work["id"], at_work.tolist(), work["name"], strict=True)
+        keys_of_events |= {event: (places[path], name) for event, path, name in activities}
+    return NodeTimes(times, keys_of_events)
+
+
+class NodeTimes(NamedTuple):
+    """Times of a rank by place in the call tree, ns per step, and the place of each operator and activity (by id)."""
+
+    times: dict[Key, float]
+    keys: dict[int, Key]
+
+
+def measure_ranks(ranks: Sequence[Trace], stepped: bool) -> list[NodeTimes]:
+    """Return the times of one rank of several runs by place in the call tree, with levels that all of them have."""
+    with_modules = all(map(_has_modules, ranks))
+    on_device = all(map(has_device_events, ranks))
+    return [measure_nodes(trace, stepped, on_device, with_modules) for trace in ranks]
+
+
+def _place_work(
+    trace: Trace, stepped: bool, on_device: bool, with_modules: bool
+) -> tuple[pl.DataFrame, tuple[Any, Any], int]:
+    """Return a rank's activities (id, name, dur, and the row of the node that each belongs to), the parent of each
+    event and whether it is a node, and the number of steps by which sums are divided."""
     events = trace.events
     is_node = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & is_present(events["dur"])
     is_node |= categories.mask_events(events, (categories.CAPTURED_OPERATOR,))
@@ -183,15 +243,11 @@ def _sum_rank(
         work = measure_operators(trace).select("id", "name", "step", dur="exclusive_ns", caller="id")
     per_step = is_stepped(trace, stepped)
     number = find_steps(trace).height if per_step else 1
-    work = work.join(calls, on="id", how="left", maintain_order="left")
     work = work.drop_nulls("step") if per_step else work
     parent = rows_of_ids(events, events["parent"])
     owners = find_nearest_ancestor(parent, is_node, rows_of_ids(events, work["caller"]))
-    numbers, paths = _find_paths(trace, parent, is_node, owners)
-    sums = work.select(pl.col("name").cast(pl.String).fill_null(""), "dur", *COSTS, path=pl.Series(numbers))
-    sums = sums.group_by("path", "name").agg(pl.col("dur", *COSTS).sum()).sort("path", "name")
-    for path, name, *values in sums.iter_rows():
-        yield paths[path], name, *(value / number for value in values)
+    work = work.select("id", pl.col("name").cast(pl.String).fill_null(""), "dur", owner=pl.Series(owners))
+    return work, (parent, is_node), number
 
 
 def _list_costs(trace: Trace, on_device: bool) -> pl.DataFrame:

@@ -1,6 +1,8 @@
 // The view of the timeline in the address of the page: the time in view (t), the selected event (e) and time (s), folds
-// that differ from those at first (f), the order of ranks (o), the search (q), rows of
-// the statistics (b), the critical path (p), the scroll (y).
+// that differ from those at first (f), the order of ranks (o), the search (q), the
+// critical path (p), the scroll (y), and the controls of the page by their letters.
+
+const listControls = () => [...document.querySelectorAll("[data-state]")];
 
 function writeState(timeline) {
   const { ranks, view, selected, measured, query, path, scroller } = timeline;
@@ -14,7 +16,7 @@ function writeState(timeline) {
   ]).join("_"));
   set("o", ranks.some(({ place }, i) => place !== i) && ranks.map(({ place }) => place).join("_"));
   set("q", query);
-  set("b", document.getElementById("statistics-by").selectedIndex);
+  for (const control of listControls()) set(control.dataset.state, Number(control.selectedIndex ?? control.value));
   set("p", path && "1");
   set("y", Math.round(scroller.scrollTop));
   return state.toString();
@@ -26,7 +28,13 @@ function readState(timeline, text) {
   const get = (name) => state.get(name) ?? "";
   const span = readSpan(get("t"));
   if (!span) return false;
-  // First, as it may unfold tracks and move the view.
+  // First, as they may unfold tracks and move the view.
+  for (const control of listControls()) {
+    const value = Math.trunc(Number(get(control.dataset.state))) || 0;
+    if (!control.options) control.value = value;
+    else control.selectedIndex = control.options[value] ? value : 0;
+    control.dispatchEvent(new Event("input"));
+  }
   if (timeline.path !== state.has("p")) document.querySelector('button[data-act="path"]').click();
   const changed = new Set(get("f").split("_"));
   const order = get("o").split("_");
@@ -40,7 +48,6 @@ function readState(timeline, text) {
   const input = document.getElementById("search");
   input.value = get("q");
   input.dispatchEvent(new Event("input"));
-  document.getElementById("statistics-by").selectedIndex = [1, 2, 3].find((row) => get("b") === String(row)) ?? 0;
   timeline.setView(...span);
   const [number, id] = get("e").split(".");
   const rank = timeline.ranks.find((other) => String(other.rank) === number);
@@ -72,10 +79,10 @@ function connectLink(timeline) {
   open();
   window.addEventListener("hashchange", open);
   timeline.atRest.push(update);
-  document.getElementById("link").addEventListener("click", async ({ target }) => {
+  for (const control of listControls()) control.addEventListener("input", () => timeline.schedule());
+  copyOnClick(document.getElementById("link"), () => {
     last = null;
     update();
-    target.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Not copied");
-    setTimeout(() => { target.textContent = "Copy link"; }, 2000);
+    return location.href;
   });
 }

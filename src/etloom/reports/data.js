@@ -10,7 +10,12 @@ async function inflate(base64) {
   return new Response(stream).arrayBuffer();
 }
 
-const unpack = async (base64) => decode(await inflate(base64));
+async function unpack(base64) {
+  const rank = decode(await inflate(base64));
+  restoreTimes(rank);
+  indexPieces(rank);
+  return rank;
+}
 
 function decode(buffer) {
   const headerLength = new DataView(buffer).getUint32(0, true);
@@ -28,8 +33,6 @@ function decode(buffer) {
       at += n * 8;
     }
   }
-  restoreTimes(rank);
-  indexPieces(rank);
   return rank;
 }
 

@@ -1,30 +1,47 @@
-"""The HTML report that compares two runs: whether the second is slower, why, the steps of both, and tables.
+"""The HTML report that compares runs: whether a later one is slower, why, their timelines and steps, and tables.
 
 It uses the page of the report of a run, is as self-contained, and escapes all text from traces.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import polars as pl
 
 from etloom.comparison import BY, Difference
+from etloom.comparison.several_runs import tabulate_runs
 from etloom.core.text import count_noun
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
-from etloom.reports.formatting import format_duration
-from etloom.reports.html_charts import render_bars, render_legend
-from etloom.reports.html_report import PART_COLORS
+from etloom.reports.colors import COLORS
+from etloom.reports.difference_timelines import CHANGE_COLORS, ComparedTimelines, pack_runs
+from etloom.reports.formatting import choose_column_format, format_duration
+from etloom.reports.html_charts import render_legend
 from etloom.reports.html_tables import render_table
-from etloom.reports.page import Page, Section, titled_section
+from etloom.reports.page import Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.time_shares import PART_LABELS
 
-SCRIPTS = ("tables.js", "difference.js")
+SCRIPTS = (
+    "data.js",
+    "path.js",
+    "paint.js",
+    "timeline.js",
+    "views.js",
+    "calls.js",
+    "selection.js",
+    "address.js",
+    "input.js",
+    "tables.js",
+    "details.js",
+    "difference.js",
+)
 MAX_ROWS = 300
 _TABLE_TITLES = {
     "category": (
@@ -45,45 +62,86 @@ _TABLE_TITLES = {
 }
 
 
-def write_page(difference: Difference, path: str | os.PathLike[str]) -> None:
-    """Write the HTML report of the difference between two linked runs to a file."""
-    write_atomically(Path(path), render_page(difference))
+def write_page(differences: Difference | Sequence[Difference], path: str | os.PathLike[str]) -> None:
+    """Write the HTML report of the difference between linked runs to a file; see `render_page`."""
+    write_atomically(Path(path), render_page(differences))
 
 
-def render_page(difference: Difference) -> str:
-    """Return the HTML report of the difference between two runs."""
-    before, after = _name_runs(difference)
-    tables = {by: table for by in BY if by != "step" and (table := difference.table(by)).height}
+def render_page(differences: Difference | Sequence[Difference]) -> str:
+    """Return the HTML report of the difference between two runs, or of several runs from one that all begin with."""
+    if isinstance(differences, Difference):
+        differences = [differences]
+    jobs = [differences[0].before, *(difference.after for difference in differences)]
+    names = _name_runs(jobs)
+    is_pair = len(names) == 2
+    sides = (
+        ["before", "after"] if is_pair else [f"{chr(ord('A') + i)}: {name}" for i, name in enumerate(names)]
+    )
+    timelines = pack_runs(jobs, all(difference.stepped for difference in differences))
+    changes = "".join(
+        ("" if is_pair else f"<h3>{escape(side)}</h3>") + render_explanation(difference)
+        for side, difference in zip(sides[1:], differences, strict=True)
+    )
+    if is_pair:
+        tables = {by: differences[0].table(by) for by in BY if by != "step"}
+        table_sections = [_render_table_section(by, table) for by, table in tables.items() if table.height]
+    else:
+        runs = dict(zip(sides, jobs, strict=True))
+        tables = {by: tabulate_runs(runs, by) for by in BY if by != "step"}
+        table_sections = [_render_runs_section(by, table) for by, table in tables.items() if table.height]
     sections = [
-        titled_section(
-            "explained",
-            "What changed",
-            render_explanation(difference, tables),
-            "What explains the difference",
-        ),
-        titled_section("steps", "Steps", render_steps(difference), "Steps of both runs"),
-        *(_render_table_section(by, table) for by, table in tables.items()),
+        titled_section("explained", "What changed", changes, "What explains the difference"),
+        *([] if timelines is None else [_render_timelines(timelines)]),
+        titled_section("steps", "Steps", render_steps(differences, sides), "Steps of the runs"),
+        *table_sections,
     ]
+    facts = {"colors": [*COLORS, *CHANGE_COLORS], "change_colors": len(CHANGE_COLORS), "common_clock": False}
     return Page(
-        title=f"{before} and {after} - etloom diff",
-        heading=f"{before} → {after}",
+        title=f"{' and '.join(names)} - etloom diff",
+        heading=" → ".join(names) if is_pair else ", ".join(sides),
         subtitle=escape(
-            f"before: {_describe_run(difference.before)} · after: {_describe_run(difference.after)}"
+            " · ".join(f"{side}: {_describe_run(job)}" for side, job in zip(sides, jobs, strict=True))
         ),
-        summary=_render_summary(difference),
+        summary=_render_summary(differences[0]) if is_pair else _render_verdicts(sides, differences),
         sections=sections,
         scripts=SCRIPTS,
+        data=f'<script type="application/json" id="facts">{json.dumps(facts)}</script>'
+        + ("" if timelines is None else timelines.data),
     ).render()
 
 
-def _name_runs(difference: Difference) -> list[str]:
-    """Return a name for each of the two runs: the last 1 to 3 parts of its path, as many as distinguish them."""
-    paths = [Path(str(job.meta.get("path") or side)) for job, side in label_sides(difference)]
+def _name_runs(jobs: Sequence[Job]) -> list[str]:
+    """Return a name for each run: the last 1 to 3 parts of its path, as many as distinguish them."""
+    paths = [Path(str(job.meta.get("path") or f"run {i + 1}")) for i, job in enumerate(jobs)]
     for depth in (1, 2, 3):
         names = ["/".join(path.parts[-depth:]) for path in paths]
-        if names[0] != names[1]:
+        if len(set(names)) == len(names):
             return names
-    return ["before", "after"]
+    return ["before", "after"] if len(jobs) == 2 else [f"run {i + 1}" for i in range(len(jobs))]
+
+
+def _render_timelines(timelines: ComparedTimelines) -> Section:
+    """Render the section with the timelines of one rank of all runs, and the controls of rank, step and colors."""
+    ranks = "".join(f"<option>{rank}</option>" for rank in timelines.ranks)
+    controls = (
+        f'<label>Rank <select id="compare-rank" data-state="r">{ranks}</select></label>'
+        '<label>Step <select id="compare-step" data-state="k"></select></label>'
+        '<label>Colors <select id="compare-colors" data-state="c"><option>change</option><option>category</option>'
+        "</select></label>"
+    )
+    html = fill_template(
+        read_asset("timeline.html"),
+        legend=render_legend(timelines.legend),
+        controls=controls,
+        ranks="one rank of all runs",
+        notes="".join(f'<p class="note">{escape(note)}</p>' for note in timelines.notes),
+    )
+    note = (
+        '<p class="soft">All runs on one axis, at whose zero the step begins. Operators, modules and kernels are '
+        "compared with those below the same callers in the other run, as by <code>--by tree</code>: mean time per step "
+        "of this rank, with all that is inside.</p>"
+    )
+    return titled_section("timeline", "Timelines", note + html)
 
 
 def _describe_run(job: Job) -> str:
@@ -117,6 +175,19 @@ def _render_summary(difference: Difference) -> str:
     )
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in difference.notes)
     return f'<ul class="summary fitting">{items}</ul>{notes}'
+
+
+def _render_verdicts(sides: Sequence[str], differences: Sequence[Difference]) -> str:
+    """Render a tile for each run after the first one, and the notes on the comparisons."""
+    items, notes = [], []
+    for side, difference in zip(sides[1:], differences, strict=True):
+        tone, headline = _summarize_step_time(difference)
+        items.append(
+            f'<li class="{tone}"><span class="topic">{escape(side)}</span><b>{escape(headline)}</b>'
+            f"<span>{escape(difference.verdict)}</span></li>"
+        )
+        notes += [f'<p class="note">{escape(f"{side}: {note}")}</p>' for note in difference.notes]
+    return f'<ul class="summary fitting">{"".join(items)}</ul>{"".join(notes)}'
 
 
 def _summarize_step_time(difference: Difference) -> tuple[str, str]:
@@ -171,67 +242,114 @@ def _render_table_section(by: str, table: pl.DataFrame) -> Section:
     )
 
 
+def _render_runs_section(by: str, table: pl.DataFrame) -> Section:
+    """Render a table with a column of times for each run."""
+    title, note = _TABLE_TITLES[by]
+    if by == "category":
+        table = table.with_columns(pl.col(by).cast(pl.String).replace(PART_LABELS))
+    html = render_table(table, by, title, note, limit=MAX_ROWS, absent={by: f"no {by}"})
+    return Section(
+        f"{by}-section", title, f'<section id="{by}-section" aria-label="{title}">{html}</section>'
+    )
+
+
 # HTML sections that compare two runs: time categories of a step, the largest changes, and the step times.
 
 MAX_STEPS = 500
 """Steps charts per run, the first ones."""
-CHANGES_PER_GROUPING = {"category": 4, "operator": 6, "collective": 3}
+CHANGES_PER_GROUPING = {"operator": 6, "collective": 3}
 """Number of changes listed per grouping, if above MIN_CHANGE_SHARE."""
 MIN_CHANGE_SHARE = 0.03
 
 
-def label_sides(difference: Difference) -> list[tuple[Job, str]]:
-    return [(difference.before, "before"), (difference.after, "after")]
-
-
-def render_explanation(difference: Difference, tables: Mapping[str, pl.DataFrame]) -> str:
-    bars = _render_category_bars(tables["category"]) if "category" in tables else ""
+def render_explanation(difference: Difference) -> str:
+    """Render the waterfall of the mean step by category, and the largest changes."""
     rows = [
         row
         for by, limit in CHANGES_PER_GROUPING.items()
-        if by in tables
-        for row in _largest_changes(by, tables[by], limit)
+        for row in _largest_changes(by, difference.table(by), limit)
     ]
-    top = max((abs(change) for _, _, change, _, _ in rows), default=1)
+    top = max((abs(change) for _, _, change, _ in rows), default=1)
     items = "".join(_render_change(*row, top) for row in rows)
     note = (
-        '<p class="soft">Per step and rank. Categories partition the step; operators and collectives show the '
-        "same time by its cause.</p>"
+        '<p class="soft">Per step and rank. The categories above partition the step; operators and collectives '
+        "show the same time by its cause.</p>"
     )
     changes_html = f'<ol class="findings">{items}</ol>' if items else '<p class="soft">Nothing changed.</p>'
-    return f"{bars}{note}{changes_html}"
+    return f"{_render_waterfall(difference)}{note}{changes_html}"
 
 
-def _render_category_bars(table: pl.DataFrame) -> str:
-    """Draw the mean step of both runs as two stacked bars on one scale, divided by category of time."""
-    names = [name for name, *_ in table.filter(pl.max_horizontal("before_ns", "after_ns") > 0).iter_rows()]
-    ordered = [part for part in PART_LABELS if part in names]
-    longest = max(float(table[f"{side}_ns"].sum()) for side in ("before", "after")) or 1.0
-    by_category = {row["category"]: row for row in table.iter_rows(named=True)}
-    rows: list[tuple[str, Mapping[str, float]]] = [
-        (side, {part: by_category[part][f"{side}_ns"] / longest for part in ordered})
-        for side in ("before", "after")
+def list_causes(difference: Difference) -> list[tuple[str, int, int]]:
+    """Return (cause, before, after) of each part of the mean step, ns; the changes sum to that of the mean step.
+
+    Parts are the categories; what the mean of the step times contains besides them is a part of its own.
+    """
+    table = difference.table("category")
+    parts = [
+        (PART_LABELS.get(name, name), before, after)
+        for name, before, after in table.select("category", "before_ns", "after_ns").iter_rows()
+        if before or after
     ]
-    texts = {
-        (side, part): format_duration(by_category[part][f"{side}_ns"])
-        for side in ("before", "after")
-        for part in ordered
+    means = [round(fmean(times)) if times else 0 for times in difference.step_times]
+    before, after = means[0] - sum(part[1] for part in parts), means[1] - sum(part[2] for part in parts)
+    # Each part is rounded to ns.
+    is_partition = max(abs(before), abs(after)) <= len(parts)
+    return parts if is_partition else [*parts, ("outside of the categories", before, after)]
+
+
+def _render_waterfall(difference: Difference) -> str:
+    """Draw how the changes of the parts lead from the mean step before to the mean step after."""
+    parts = list_causes(difference)
+    if not parts:
+        return ""
+    table = difference.table("category")
+    texts = choose_column_format(table, "change_ns")
+    shares = {
+        PART_LABELS.get(name, name): share
+        for name, share in table.select("category", "share_pct").iter_rows()
     }
-    legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in ordered})
-    note = '<p class="soft">Both bars: the mean step, on one scale.</p>'
-    head = f'<div class="bars-head">{note}<ul class="legend">{legend}</ul></div>'
-    return head + render_bars(rows, PART_COLORS, PART_LABELS, texts)
+    unit = texts.header.rpartition(" ")[2].strip("()")
+    first, last = sum(before for _, before, _ in parts), sum(after for *_, after in parts)
+    rows, total = [("before", 0, first, "compute")], first
+    for label, before, after in sorted(parts, key=lambda part: -abs(part[2] - part[1])):
+        if change := after - before:
+            rows.append((label, total, total + change, "worse" if change > 0 else "better"))
+            total += change
+    rows.append(("after", 0, last, "compute"))
+    ends = [end for _, start, stop, _ in rows[1:-1] for end in (start, stop)] or [first]
+    # A change of a few percent is drawn on a cut axis.
+    origin = max(0, min(ends) - (max(ends) - min(ends)) // 2) if max(ends) > min(ends) else 0
+    scale = 70 / max(max(ends) - origin, 1)
+    bars = []
+    for label, start, end, color in rows:
+        is_change = color != "compute"
+        left, right = sorted((max(start, origin), max(end, origin)))
+        size = end - start
+        text = f"{'+' if is_change and size > 0 else ''}{texts.text(size)} {unit}"
+        if is_change and shares.get(label) is not None:
+            text += f" · {shares[label]:.0f} % of it"
+        x, width = scale * (left - origin), max(scale * (right - left), 0.15)
+        bars.append(
+            f'<li><span>{escape(label)}</span><svg role="img" height="22" data-ns="{size}" '
+            f'aria-label="{escape(f"{label}: {text}")}"><title>{escape(f"{label}: {size:,} ns")}</title>'
+            f'<rect class="{color}" x="{x:.2f}%" width="{width:.2f}%" height="20" y="1"/>'
+            f'<text x="{x + width:.2f}%" dx="6" y="15">{escape(text)}</text></svg></li>'
+        )
+    cut = f" The bars begin at {format_duration(origin)}." if origin else ""
+    mean = "mean step" if difference.stepped else "run"
+    note = f"From the {mean} before to that after, by cause: the changes sum to {last - first:+,} ns.{cut}"
+    return f'<p class="soft">{escape(note)}</p><ul class="bars waterfall">{"".join(bars)}</ul>'
 
 
-Change = tuple[str, Mapping[str, Any], int, str, float | None]
+Change = tuple[str, Mapping[str, Any], int, str]
 
 
 def _largest_changes(by: str, table: pl.DataFrame, limit: int) -> list[Change]:
-    """Return up to ``limit`` of a table's largest changes: grouping, row, change (ns), column prefix, share_pct."""
+    """Return up to ``limit`` of a table's largest changes: grouping, row, change (ns), column prefix."""
     stem = "device_" if has_gpu_time(table) else ""
     gross = float(table[f"{stem}change_ns"].abs().sum())
     return [
-        (by, row, row[f"{stem}change_ns"], stem, row["share_pct"])
+        (by, row, row[f"{stem}change_ns"], stem)
         for row in table.head(limit).iter_rows(named=True)
         if abs(row[f"{stem}change_ns"]) > MIN_CHANGE_SHARE * gross
     ]
@@ -243,11 +361,8 @@ def has_gpu_time(table: pl.DataFrame) -> bool:
     )
 
 
-def _render_change(
-    by: str, row: Mapping[str, Any], change: int, stem: str, share: float | None, top: int
-) -> str:
+def _render_change(by: str, row: Mapping[str, Any], change: int, stem: str, top: int) -> str:
     name = row[by] if row[by] is not None else f"no {by}"
-    label = PART_LABELS.get(name, name) if by == "category" else name
     sides = f"{format_duration(row[f'{stem}before_ns'])} → {format_duration(row[f'{stem}after_ns'])}"
     calls = ""
     if "count_before" in row and row["count_before"] != row["count_after"]:
@@ -258,38 +373,34 @@ def _render_change(
     if by == "collective":
         size = f" of {row['bytes']:,} B" if row["bytes"] is not None else ""
         size += f" on {count_noun(row['group_size'], 'rank')}" if row["group_size"] is not None else ""
-    part = f"{share:.0f} % of it" if share is not None and by == "category" else ""
     side = "worse" if change > 0 else "better"
     sign = "+" if change > 0 else "-"
     return (
-        f'<li><div class="cost"><b>{sign}{escape(format_duration(abs(change)))}</b><span>{part}</span>'
+        f'<li><div class="cost"><b>{sign}{escape(format_duration(abs(change)))}</b>'
         f'<svg viewBox="0 0 100 5" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="{side}" width="{max(1, 100 * abs(change) / max(top, 1)):.1f}" height="5"/></svg></div>'
-        f'<div><p class="what">{escape(str(label))}{escape(size)}</p>'
+        f'<div><p class="what">{escape(str(name))}{escape(size)}</p>'
         f'<p class="soft">{escape(subject)} · {escape(sides)}{escape(calls)}{escape(presence)}</p></div></li>'
     )
 
 
-def render_steps(difference: Difference) -> str:
-    """Draw the step times of both runs as bars on one scale."""
-    step_times = difference.step_times
+def render_steps(differences: Sequence[Difference], names: Sequence[str]) -> str:
+    """Draw the step times of all runs as bars on one scale."""
+    step_times = [differences[0].step_times[0], *(difference.step_times[1] for difference in differences)]
     if max(map(len, step_times)) < 2:
         return '<p class="soft">Each run has at most one step: nothing to draw.</p>'
     times = pl.Series([value for side in step_times for value in side[:MAX_STEPS]], dtype=pl.Float64)
     median: Any = times.median()
     # A step of a hundred times the others must not flatten them.
     top = min(float(times.max() or 1), 4 * float(median or 1))  # type: ignore[arg-type]
-    charts = [
-        _render_step_bars(side, name, top)
-        for side, (_, name) in zip(step_times, label_sides(difference), strict=True)
-    ]
+    charts = [_render_step_bars(side, name, top) for side, name in zip(step_times, names, strict=True)]
     cut_count = sum(value > top for value in times)
     note = (
         f" {count_noun(cut_count, 'step')} longer than {format_duration(top)} cut off." if cut_count else ""
     )
     more = max(len(side) for side in step_times) - MAX_STEPS
     margin = f" The first {MAX_STEPS:,} are charts." if more > 0 else ""
-    return f'<p class="soft">Both charts have one scale; the line is the median.{note}{margin}</p>{"".join(charts)}'
+    return f'<p class="soft">All charts have one scale; the line is the median.{note}{margin}</p>{"".join(charts)}'
 
 
 def _render_step_bars(side: Sequence[float], name: str, top: float) -> str:

@@ -37,6 +37,7 @@ from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
 from etloom.reports.time_shares import PART_LABELS
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines
+from etloom.reports.what_if import render_simulation
 
 MAX_EVENTS = 200_000
 """Events drawn per rank; about 8 bytes each in the file."""
@@ -61,8 +62,10 @@ SCRIPTS = (
     "address.js",
     "fleet.js",
     "memory.js",
+    "what_if.js",
     "input.js",
     "tables.js",
+    "details.js",
     "page.js",
 )
 MAX_RANK_ROWS = 2_000
@@ -114,15 +117,18 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     drawn = [timeline.rank for timeline in timelines.packed]
     fleet_map = "" if fleet is None else render_fleet_map(fleet, hosts, drawn)
     memory = render_memory(job, timelines.zeros)
+    name = _run_name(job)
     findings = render_findings(
         summary.tables["findings"], len(job), MAX_FINDINGS, [_encode_view(view, timelines) for view in views]
     )
+    graph = ""
     if is_memory_only(job):
         sections = [_wrap_memory(memory), _render_data_quality(summary)]
     else:
         timeline = _render_timeline(timelines)
-        sections = _render_sections(summary, len(job), findings, fleet_map, timeline, memory)
-    name = _run_name(job)
+        operators = summary.tables["top-ops-sum"]["name"].drop_nulls().to_list()
+        what_if, graph = ("", "") if is_untimed(job) else render_simulation(job, name, operators)
+        sections = _render_sections(summary, len(job), findings, fleet_map, timeline, memory, what_if)
     facts = json.dumps({"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock})
     data = (
         f'<script type="text/plain" data-rank="{timeline.rank}">{base64.b64encode(timeline.data).decode()}</script>'
@@ -135,7 +141,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         summary=_render_summary(summary),
         sections=[section for section in sections if section.html],
         scripts=SCRIPTS,
-        data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', *data)),
+        data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', graph, *data)),
     ).render()
 
 
@@ -165,7 +171,13 @@ def _run_name(job: Job) -> str:
 
 
 def _render_sections(
-    summary: RunSummary, rank_count: int, findings: str, fleet_map: str, timeline: str, memory: str
+    summary: RunSummary,
+    rank_count: int,
+    findings: str,
+    fleet_map: str,
+    timeline: str,
+    memory: str,
+    what_if: str,
 ) -> list[Section]:
     """Return the sections of the report in order; some may be empty."""
     tables = summary.tables
@@ -194,6 +206,7 @@ def _render_sections(
         *memory_sections,
         titled_section("breakdown", "Breakdown", _render_breakdown(summary), "Where the time went"),
         Section("critical-path-section", "Critical path", render_critical_path(tables["critical-path"])),
+        *([titled_section("what-if", "What if", what_if)] if what_if else []),
         Section(
             "ranks-section",
             "Ranks" if rank_count > 1 else "Collectives",
@@ -267,6 +280,7 @@ def _render_timeline(timelines: Timelines) -> str:
     return fill_template(
         read_asset("timeline.html"),
         legend=legend,
+        controls="",
         ranks=escape(format_ranks(timeline.rank for timeline in packed)),
         notes="".join(map(_render_note, notes)),
     )

@@ -322,7 +322,7 @@ class Painter {
       const mark = (track || rank).open ? "▾" : "▸";
       const foldable = !track || track.rows.length > 2;
       if (foldable) c.fillText(mark, track ? 12 : 6, at + (track ? ROW : HEAD) / 2);
-      const name = track ? track.label : `rank ${rank.rank}`;
+      const name = track ? track.label : `rank ${rank.title ?? rank.rank}`;
       c.fillText(name, track ? 24 : 18, at + (track ? ROW : HEAD) / 2);
       c.fillStyle = palette.line;
       c.fillRect(0, at + height - 2, gutter, 1);

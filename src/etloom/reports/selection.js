@@ -31,7 +31,7 @@ function sumNames(timeline, range, byTrack) {
     const code = rank.name[index];
     if (!entries[code]) {
       const name = nameOf(rank, index);
-      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? `rank ${rank.rank}, ${track.name}` : "", count: 0, sum: 0 };
+      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? `rank ${rank.title ?? rank.rank}, ${track.name}` : "", count: 0, sum: 0 };
       if (!entries[code].count) names.push(entries[code]);
       known.set(name, entries[code]);
     }
@@ -78,5 +78,4 @@ function showStatistics(timeline) {
 
 function connectSelection(timeline) {
   timeline.atRest.push(() => showStatistics(timeline));
-  document.getElementById("statistics-by").addEventListener("change", () => timeline.schedule());
 }

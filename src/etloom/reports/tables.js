@@ -1,4 +1,4 @@
-// Shared by all pages: tables that sort and filter, and the theme.
+// Shared by all pages: tables that sort and filter, the theme, and buttons that copy.
 
 function sortTable(table, column, direction) {
   const body = table.tBodies[0];
@@ -70,5 +70,14 @@ function tables() {
     if (!cell) return;
     cell.classList.toggle("open");
     if (cell.title) [cell.firstChild.textContent, cell.title] = [cell.title, cell.textContent];
+  });
+}
+
+// Copies the text that `write` returns at a click of a button, and says so on it.
+function copyOnClick(button, write) {
+  const label = button.textContent;
+  button.addEventListener("click", async () => {
+    button.textContent = await navigator.clipboard.writeText(write()).then(() => "Copied", () => "Not copied");
+    setTimeout(() => { button.textContent = label; }, 2000);
   });
 }

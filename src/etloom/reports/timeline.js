@@ -334,15 +334,24 @@ function details(rank, index) {
   const correlation = rank.correlation[index];
   const named = (reference) => (reference ? rank.strings[rank.name[reference - 1] - 1] : null);
   return [
-    ["name", text("name") ?? "(no name)"], ["category", LABELS[rank.color[index]]],
+    ["name", text("name") ?? "(no name)"], ["category", LABELS[(rank.category ?? rank.color)[index]]],
     ["start", formatTime(rank.start[index], 9)],
     ["duration", Number.isNaN(rank.dur[index]) ? "none (an instant, or never closed)" : formatTime(rank.dur[index])],
-    ["critical path", formatShareOnPath(rank, index)],
+    ["critical path", formatShareOnPath(rank, index)], ["compared", formatCompared(rank, index)],
     ["step", step], ["correlation", Number.isNaN(correlation) ? null : correlation],
     ["shapes", text("shapes")], ["launch", text("geometry")], ["communication", text("communication")],
     ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
-    ["rank", rank.rank], ["track", trackOf(rank, index).name], ["event", rank.id[index]],
+    ["rank", rank.title ?? rank.rank], ["track", trackOf(rank, index).name], ["event", rank.id[index]],
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
+}
+
+// What the operator or kernel takes in the runs that are compared, per step; null for nothing.
+function formatCompared(rank, index) {
+  const [before, after, ofOperator] = rank.changes?.[rank.compared[index] - 1] ?? [];
+  if (!(Math.max(before, after) > 0)) return null;
+  const [first, second] = [before, after].map((time) => (time < 0 ? "absent" : formatTime(time)));
+  const percent = Math.min(before, after) > 0 ? ` (${after < before ? "−" : "+"}${Math.abs(100 * (after / before - 1)).toFixed(1)} %)` : "";
+  return `${ofOperator ? "its operator " : ""}${first} → ${second} per step${percent}`;
 }
 
 function bounds(tracks) {

@@ -201,6 +201,9 @@ class PackedTimeline:
         return self.total - self.plotted
 
 
+_NO_PIECES = pl.DataFrame(schema={"event": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+
+
 def pack_timeline(
     trace: Trace,
     *,
@@ -209,6 +212,7 @@ def pack_timeline(
     max_events: int,
     zero: int | None = None,
     pieces: pl.DataFrame | None = None,
+    changes: tuple[Mapping[int, int], Sequence[tuple[int, int, bool]]] | None = None,
 ) -> PackedTimeline:
     """Pack events, steps and critical path of a rank into the compressed format that the report's script reads.
 
@@ -216,6 +220,7 @@ def pack_timeline(
         origin: time from which starts are counted, ns; no event starts earlier.
         zero: time that the page shows as zero, ns; default: origin.
         pieces: the pieces of the critical path, as `select_pieces` returns them.
+        changes: of a comparison: event id -> its place in a list, and what the page says about it.
         max_events: with more events, those on the critical path are kept, then the longest of their track and time
             bucket.
     """
@@ -225,8 +230,7 @@ def pack_timeline(
     on_tracks = events.drop_nulls("ts").join(
         tracks.select(*key, "_track"), on=key, how="left", nulls_equal=True
     )
-    if pieces is None:
-        pieces = pl.DataFrame(schema={"event": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+    pieces = _NO_PIECES if pieces is None else pieces
     on_path = pl.col("id").cast(pl.Int64).is_in(pieces["event"].drop_nulls().implode())
     plotted = keep_longest(on_tracks.with_columns(on_path.alias("_critical")), max_events)
     plotted, crowded = _place_on_rows(plotted)
@@ -247,6 +251,7 @@ def pack_timeline(
         _encode("path_event", "u32", path["place"]),
         _encode("path_start", "wide", path["start"] - origin),
         _encode("path_dur", "wide", path["dur"]),
+        *([_encode("compared", "u32", _find_places(plotted, changes[0]))] if changes else []),
     ]
     header = {
         "rank": rank,
@@ -255,9 +260,15 @@ def pack_timeline(
         "strings": strings,
         "steps": steps,
         "tracks": track_headers(tracks, plotted),
+        "changes": changes and changes[1],
     }
-    used = frozenset(colors.unique().to_list())
-    return PackedTimeline(rank, _frame_file(header, columns), events.height, plotted.height, used, crowded)
+    data, used = _frame_file(header, columns), frozenset(colors.unique().to_list())
+    return PackedTimeline(rank, data, events.height, plotted.height, used, crowded)
+
+
+def _find_places(plotted: pl.DataFrame, places: Mapping[int, int]) -> pl.Series:
+    """Return 1 + the place of each event in a list; 0 if it has none."""
+    return pl.Series([1 + places.get(event, -1) for event in plotted["id"]], dtype=pl.Int64)
 
 
 def _place_on_rows(plotted: pl.DataFrame) -> tuple[pl.DataFrame, int]:

@@ -3,8 +3,8 @@
     WHAT[:NAME] [KEY=VALUE ...] CHANGE
 
 WHAT is one of `TARGETS`; NAME a pattern (``*gemm*``) for the name of the kernel, operator, call or collective;
-KEY=VALUE restricts it to a rank, step, stream or process group; CHANGE is ``x0.5`` (times), ``=20us`` (to), or
-``+3us`` and ``-3us`` (more, less; never below 0), of each kernel, transfer, delay or call as a whole.
+KEY=VALUE restricts it to a rank, step, stream, process group or kernel family; CHANGE is ``x0.5`` (times), ``=20us``
+(to), or ``+3us`` and ``-3us`` (more, less; never below 0), of each kernel, transfer, delay or call as a whole.
 "kernel:*gemm* step=5 x0.5", "comm x0", "launch =2us".
 """
 
@@ -28,7 +28,7 @@ TARGETS = {
     "stream": "time from one kernel to the next on a stream",
     "sync": "time from the end of a kernel to the return of the call that waited for it",
 }
-FILTER_KEYS = ("rank", "step", "stream", "group")
+FILTER_KEYS = ("rank", "step", "stream", "group", "family")
 MAX_FACTOR = 1e6
 MAX_NS = 10**15
 """Larger factors and times (11 days) are rejected: their sums would not fit 64 bits."""

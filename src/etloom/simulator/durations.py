@@ -87,24 +87,27 @@ class Durations:
 
 class PointSpans:
     """Computes the time from the first to the last point of each group of points, such as a rank or a step of a
-    rank."""
+    rank.
+
+    ``keys``: of the groups; ``points``: of all groups, one group after the other; ``firsts``: where each group begins.
+    """
 
     def __init__(self, points: pl.DataFrame, *by: str) -> None:
         points = points.sort(*by, maintain_order=True)
         self.keys = points.select(by).unique(maintain_order=True).rows()
-        self._points = points["point"].to_numpy()
+        self.points = points["point"].to_numpy()
         lengths = points.group_by(by, maintain_order=True).len()["len"].to_numpy()
-        self._first = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+        self.firsts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
 
     def measure(self, time: Int64Array) -> Int64Array:
         if not self.keys:
             return np.zeros(0, np.int64)
-        starts = np.minimum.reduceat(time[self._points], self._first)
+        starts = np.minimum.reduceat(time[self.points], self.firsts)
         return np.asarray(self.find_ends(time) - starts)
 
     def find_ends(self, time: Int64Array) -> Int64Array:
         """Return the time of the last point of each group, ns; there must be at least one group."""
-        return np.asarray(np.maximum.reduceat(time[self._points], self._first))
+        return np.asarray(np.maximum.reduceat(time[self.points], self.firsts))
 
 
 def find_step_starts(scenario: Scenario) -> pl.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,10 +14,11 @@ import numpy as np
 import polars as pl
 
 from etloom import _native
+from etloom.analyses.kernel_families import classify_kernels
 from etloom.collectives import list_participations
 from etloom.core import arrays, categories, nesting, text_codes
-from etloom.core.errors import EtloomError
-from etloom.core.trace import Job
+from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.trace import Job, Trace
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 from etloom.graphs.transfers import Mask, edges_by_rank, mask_events, mask_transfers
@@ -298,9 +300,12 @@ class EdgeSelector:
         return mask
 
     def _mask_values(self, key: str, value: str) -> Mask:
-        """Return a mask of the events with step or stream ``value``, or in a process group whose name matches it."""
+        """Return a mask of the events with step, stream or kernel family ``value``, or in a process group whose name
+        matches it."""
         if key == "group":
             return np.concatenate([self._mask_group(rank, wildcard_to_regex(value)) for rank in self.job])
+        if key == "family":
+            return self._mask_rows(_mask_family, value)
         return self._mask_rows(lambda trace: (trace.events[key] == int(value)).fill_null(False).to_numpy())
 
     def _mask_group(self, rank: int, expression: str) -> Mask:
@@ -311,6 +316,15 @@ class EdgeSelector:
         mask = np.zeros(events.height, bool)
         mask[rows_of_ids(events, in_group["event"])] = True
         return mask
+
+
+def _mask_family(trace: Trace, family: str) -> Mask:
+    """Return a mask of the events of a rank that are GPU activities of a kernel family."""
+    mask = np.zeros(trace.events.height, bool)
+    with suppress(AnalysisError):  # no GPU activity
+        kernels = trace.compute_once(classify_kernels).filter(family=family)
+        mask[rows_of_ids(trace.events, kernels["id"])] = True
+    return mask
 
 
 def _number_edges(mask: Mask) -> Edges:
