@@ -20,15 +20,16 @@ import numpy as np
 import polars as pl
 from requirements import state
 
-from etloom.analyses.flops.peaks import Peaks, lookup_peaks
-from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS, estimate_deviation, scale_by_limits
-from etloom.simulator.devices.measured_tables import (
+from etloom.analyses.flops.measured_tables import (
     FAMILIES,
     SYSTEMS,
+    TIME_ERRORS_PCT,
     MeasuredRatios,
     find_tables,
     read_family,
 )
+from etloom.analyses.flops.peaks import Peaks, lookup_peaks
+from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS, estimate_deviation, scale_by_limits
 from etloom.simulator.network import NetworkModel
 from etloom.simulator.network.target import NOMINAL_DEVIATION
 from etloom.simulator.network.topology import get_preset
@@ -42,6 +43,21 @@ CALIBRATION: dict[tuple[str, float], list[tuple[np.ndarray, np.ndarray]]] = {}
 """(source, half width of the interval) -> errors (in logarithms) of the calibration half and of the reported half."""
 PRESETS = {"H100 SXM": "dgx-h100", "H200 SXM": "dgx-h100", "B200": "dgx-b200", "A100 80GB SXM": "dgx-a100"}
 read_once = lru_cache(maxsize=8)(read_family)
+
+
+def print_times(folder: Path, samples: int = 1500) -> None:
+    """Print the error of times predicted from the other shapes of the same device (`etloom analyze tasks`)."""
+    for device in SYSTEMS:
+        for family in TIME_ERRORS_PCT:
+            measured = MeasuredRatios.load_times(family, lookup_peaks(device), folder)
+            for kind, ratios in ({} if measured is None else measured.ratios).items():
+                assert measured is not None
+                rows = np.random.default_rng(SEED).permutation(len(ratios))[:samples]
+                predicted = np.array([measured.predict_left_out(kind, int(row)) for row in rows])
+                errors = 100 * np.abs(predicted / ratios[rows] - 1)
+                errors = errors[np.isfinite(errors)]
+                low, high = np.quantile(errors, [0.5, 0.9])
+                print(f"{device:16} {family:22} {kind:9} {len(ratios):7,} shapes: {low:5.1f} % {high:5.1f} %")
 
 
 def limit_ns(flops: pl.Series, size: pl.Series, precision: pl.Series, peaks: Peaks) -> np.ndarray:
@@ -179,10 +195,15 @@ def compare_collectives(old: str, new: str, folder: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tables", type=Path, help="folder systems/data of aiconfigurator-core")
-    folder = parser.parse_args().tables or find_tables()
+    parser.add_argument("--times", action="store_true", help="only the error of times of left out shapes")
+    options = parser.parse_args()
+    folder = options.tables or find_tables()
     if folder is None:
         print('devices: no measured tables; pip install "etloom[devices]" (Python 3.11 or newer)')
         sys.exit()
+    if options.times:
+        print_times(folder)
+        return
     begin = time.perf_counter()
     families = ("gemm_perf", "context_attention_perf", "generation_attention_perf", "moe_perf")
     rows = [row for pair in PAIRS for family in families if (row := compare(family, *pair, folder))]

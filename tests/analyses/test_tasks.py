@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses.flops import measured_tables
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from support.planted_operators import PLANTED
@@ -60,6 +63,40 @@ def test_the_nearest_limit_is_a_faster_sibling(tmp_path: Path) -> None:
         assert row["rests_on"] == "sibling aten::mm [[8192, 4096], [4096, 8192]]"
         assert row["attainable_ns"] == pytest.approx(expected)
         assert (table["rests_on"][1:] == "roofline").all()  # the sibling itself is at a third of the roofline
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Install tables in which an H100 takes the time for the product SQUARE, in us, and as much per FLOP around it."""
+
+    def install(micros: float) -> None:
+        folder = tmp_path / f"tables{micros}"
+        path = folder / "h100_sxm" / "gemm_perf" / "vllm" / "0.1.0" / "gemm_perf.parquet"
+        path.parent.mkdir(parents=True)
+        rows = [
+            {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": 4096, "latency": micros / 1e3 * m * n / 4096**2}
+            for m in (2048, 4096, 8192)
+            for n in (2048, 4096, 8192)
+        ]
+        pl.DataFrame(rows).write_parquet(path)
+        monkeypatch.setattr(measured_tables, "find_tables", lambda: folder)
+
+    return install
+
+
+def test_times_measured_on_the_device_come_first(measured: Callable[[float], None], tmp_path: Path) -> None:
+    job = run_products(tmp_path, [(SQUARE, 500.0), (LARGE, 500.0)], H100)
+    measured(250.0)
+    row = etloom.analyze(job, "tasks").row(0, named=True)
+    assert (row["shapes"], row["rests_on"]) == ("[[4096, 4096], [4096, 4096]]", "table, within 17 %")
+    assert row["attainable_ns"] == pytest.approx(250e3, rel=0.1)
+    measured(
+        450.0
+    )  # within 20 % of what this device was measured to take, whatever siblings and the roofline say
+    assert etloom.analyze(run_products(tmp_path, [(SQUARE, 500.0)], H100), "tasks").is_empty()
+    assert (
+        etloom.analyze(run_products(tmp_path, [(FEW_TILES, 400)], H100), "tasks")["rests_on"][0] == "roofline"
+    )
 
 
 @pytest.mark.parametrize("device", [H100, None])

@@ -9,14 +9,14 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses.flops.call_shapes import parse_calls
+from etloom.analyses.flops.measured_tables import MeasuredRatios
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.core.errors import EtloomError, UnknownName
 from etloom.core.trace import Job
 from etloom.graphs.graph import EdgeKind
 from etloom.simulator.devices import change_collectives, change_device
-from etloom.simulator.devices.call_shapes import parse_calls
 from etloom.simulator.devices.kernel_ratios import compute_kernel_ratios, list_kernel_costs, scale_by_limits
-from etloom.simulator.devices.measured_tables import MeasuredRatios
 from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.scenario import Basis, Communications
 from support.small_traces import matrix_product

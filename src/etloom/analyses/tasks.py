@@ -1,12 +1,13 @@
 """Slow operators as tasks for kernel engineers: attained and attainable time, the saving, the reason, an example call.
 
 One row per operator, shapes, types, strides and precision. mean_ns: device time of a call (basis host: its duration);
-attainable_ns: the time that a call should need, which rests on what `rests_on` names: "roofline" (the limits of the
-device) or a sibling: the operators of the same family and precision in the same rank that reach the most FLOPs and
-bytes per time. A sibling that is at least 20 % faster per FLOP and byte comes first, as it shows what this device
-reaches; the roofline is a bound that no kernel fully reaches, so only operators below half of it are listed. No
-attainable time is below 2 us. saved_ns: the time above it, of all calls, an upper bound of the saving; saved_pct: its
-share of the time of all operators of the rank. reason and advice: what the shapes show (docs/findings.md,
+attainable_ns: the time that a call should need, which rests on what `rests_on` names: a "table" of times measured on
+this device (matrix products and attention, of the nearest shapes, if etloom[devices] is installed; with the error that
+nine of ten are within), a sibling: the operators of the same family and precision in the same rank that reach the most
+FLOPs and bytes per time, or "roofline" (the limits of the device). A call is slow if the table, else a sibling, is at
+least 20 % faster; the roofline is a bound that no kernel fully reaches, so only operators below half of it are listed.
+No attainable time is below 2 us. saved_ns: the time above it, of all calls, an upper bound of the saving; saved_pct:
+its share of the time of all operators of the rank. reason and advice: what the shapes show (docs/findings.md,
 slow-operators). event: a call of median duration; `etloom repro RUN --event ID` writes a script that runs it. Without
 known peaks (on a CPU, an unknown device) only siblings are compared.
 
@@ -25,11 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import parse_calls
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
+from etloom.analyses.flops.measured_tables import TIME_ERRORS_PCT, MeasuredRatios, count_limits
 from etloom.analyses.flops.peaks import Peaks, check_device
 from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
@@ -96,12 +100,14 @@ def analyze(
         )
     total = int(calls["time_ns"].sum())
     calls = calls.filter("known", pl.col("time_ns") > 0, pl.col("assumed").is_null())
-    calls = add_limits(calls, _find_peaks(trace, device, device_peaks))
+    peaks = _find_peaks(trace, device, device_peaks)
+    calls = add_limits(calls, peaks)
     arguments = trace.arguments.select("strides", "concrete_inputs", id="event")
     calls = calls.join(arguments, on="id", how="left", maintain_order="left").with_columns(
         pl.col(pl.Categorical, pl.Enum).cast(pl.String)
     )
-    rows = _add_attainable(calls.group_by(_GROUP, maintain_order=True).agg(_aggregate())).with_columns(
+    groups = _add_measured(calls.group_by(_GROUP, maintain_order=True).agg(_aggregate()), peaks)
+    rows = _add_attainable(groups).with_columns(
         saved=(pl.col("time_ns") - pl.col("calls") * pl.col("attainable_ns")).cast(pl.Int64)
     )
     rows = rows.filter(pl.col("saved") >= min_pct / 100 * total).sort(
@@ -156,8 +162,28 @@ def _aggregate() -> list[pl.Expr]:
     ]
 
 
+def _add_measured(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
+    """Add table_ns and table: the time of calls of the nearest measured shapes on this device, and its error; null if
+    there is none."""
+    times = np.full(rows.height, np.nan)
+    texts: list[str | None] = [None] * rows.height
+    for family, error in TIME_ERRORS_PCT.items():
+        measured = MeasuredRatios.load_times(family, peaks)
+        if measured is None or (rows["basis"] != "device").any():
+            continue
+        shapes, kinds = parse_calls(rows, family)
+        ratios = measured.compute_ratios(shapes, kinds)
+        for row in np.flatnonzero(np.isfinite(ratios)):
+            limit = count_limits(family, shapes[[row]], str(kinds[row]), peaks)[0]
+            times[row], texts[row] = ratios[row] * limit, f"table, within {error} %"
+    return rows.with_columns(
+        table_ns=pl.Series(times, nan_to_null=True), table=pl.Series(texts, dtype=pl.String)
+    )
+
+
 def _add_attainable(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow rows with the columns attainable_ns and rests_on: by a faster sibling, else by the roofline."""
+    """Return the slow rows with the columns attainable_ns and rests_on: by measured times, else by a faster sibling,
+    else by the roofline."""
     peers = rows.with_row_index("row").drop_nulls("precision").filter(~pl.col("bus"))
     # The arithmetic of operators outside of these families takes no time: their formulas count it roughly.
     for work, is_limit in (("flops", pl.col("family").is_in(MATRIX)), ("bytes", pl.lit(True))):
@@ -177,11 +203,20 @@ def _add_attainable(rows: pl.DataFrame) -> pl.DataFrame:
             pl.max_horizontal("flops_ns", "bytes_ns", "roofline_ns", pl.lit(_FIXED_NS))
         ),
     )
-    uses_sibling = pl.col("sibling_ns") < _SIBLING * pl.col("mean_ns")
-    uses_roofline = pl.col("roofline_ns") < _ROOFLINE * pl.col("mean_ns")
+    has_table = pl.col("table_ns").is_not_null()
+    uses_table = has_table & (pl.col("table_ns") < _SIBLING * pl.col("mean_ns"))
+    uses_sibling = ~has_table & (pl.col("sibling_ns") < _SIBLING * pl.col("mean_ns"))
+    uses_roofline = ~has_table & (pl.col("roofline_ns") < _ROOFLINE * pl.col("mean_ns"))
     return peers.with_columns(
-        attainable_ns=pl.when(uses_sibling).then("sibling_ns").when(uses_roofline).then("roofline_ns"),
-        rests_on=pl.when(uses_sibling & (pl.col("sibling_ns") > pl.col("roofline_ns").fill_null(0)))
+        attainable_ns=pl.when(uses_table)
+        .then(pl.max_horizontal("table_ns", pl.lit(_FIXED_NS)))
+        .when(uses_sibling)
+        .then("sibling_ns")
+        .when(uses_roofline)
+        .then("roofline_ns"),
+        rests_on=pl.when(uses_table)
+        .then("table")
+        .when(uses_sibling & (pl.col("sibling_ns") > pl.col("roofline_ns").fill_null(0)))
         .then("sibling")
         .when(uses_sibling | uses_roofline)
         .then(pl.lit("roofline")),

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from etloom.analyses.flops.measured_tables import MeasuredRatios
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.core.errors import AnalysisError
 from etloom.simulator.devices.kernel_ratios import change_device, find_recorded_device, list_kernel_costs
-from etloom.simulator.devices.measured_tables import MeasuredRatios
 from etloom.simulator.scenario import Basis, Scenario
 
 __all__ = ["change_collectives", "change_device", "list_kernel_costs"]

@@ -20,15 +20,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import parse_calls
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, find_device_peaks
+from etloom.analyses.flops.measured_tables import MeasuredRatios
 from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.graphs.graph import EdgeKind
-from etloom.simulator.devices.call_shapes import parse_calls
-from etloom.simulator.devices.measured_tables import MeasuredRatios
 from etloom.simulator.scenario import Basis, Scenario
 
 MIN_KERNEL_NS = 2_000

@@ -22,9 +22,9 @@ from functools import lru_cache
 
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import parse_product, parse_tokens
 from etloom.collectives.process_mesh import ProcessMesh
 from etloom.core.errors import AnalysisError
-from etloom.simulator.devices.call_shapes import parse_product, parse_tokens
 from etloom.simulator.resizing.sharding import (
     COMPLETE,
     UNKNOWN,

@@ -16,11 +16,11 @@ import json
 
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import list_matrices
 from etloom.collectives.process_mesh import ProcessMesh, infer_mesh
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from etloom.graphs.graph import EdgeKind
-from etloom.simulator.devices.call_shapes import list_matrices
 from etloom.simulator.resizing.sharding import (
     COMPLETE,
     UNKNOWN,

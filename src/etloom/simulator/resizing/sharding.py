@@ -17,6 +17,7 @@ from functools import cache
 import numpy as np
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import list_matrices
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.limits import add_limits, find_device_peaks
 from etloom.collectives.process_mesh import ProcessMesh
@@ -24,7 +25,6 @@ from etloom.core import categories
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Trace
 from etloom.graphs.graph import EdgeKind
-from etloom.simulator.devices.call_shapes import list_matrices
 from etloom.simulator.devices.kernel_ratios import list_kernel_ranks, scale_by_limits, scale_kernels
 from etloom.simulator.scenario import Basis, Scenario
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import list_matrices
 from etloom.collectives.process_mesh import ProcessMesh
 from etloom.core.errors import AnalysisError
-from etloom.simulator.devices.call_shapes import list_matrices
 from etloom.simulator.resizing.sharding import (
     COMPLETE,
     UNKNOWN,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.simulator.devices.measured_tables import FAMILIES, Array
+from etloom.analyses.flops.measured_tables import FAMILIES, Array
 
 _PRECISIONS = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::linear": 0, "aten::_scaled_mm": 0}

@@ -1,7 +1,8 @@
 """Reads measured times of kernels and collectives on several devices: the tables of aiconfigurator-core (Apache-2.0).
 
-Only its Parquet files are read; none of its code runs. A ratio is that of the nearest measured shapes, since the
-ratio of two devices changes slowly with the shape.
+Only its Parquet files are read; none of its code runs. The nearest measured shapes give the ratio of the times on two
+devices, or of the time on one device to its limit (FLOPs by peak, bytes by bandwidth): both change slowly with the
+shape, unlike the times themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 
 Array = NDArray[np.float64]
 
@@ -31,6 +34,11 @@ SYSTEMS = {
 MAX_DISTANCE = 2.0
 """The largest distance of a shape from measured ones, in factors of two over all sizes together."""
 _NEIGHBORS = 4
+_FIXED_NS = 3_000.0
+"""Added to the limits of calls, since small ones take about this time whatever they do."""
+TIME_ERRORS_PCT = {"gemm": 17, "context_attention": 37, "generation_attention": 31}
+"""Family -> error below which 90 % of the measured times are predicted from the other shapes of their device: the
+largest over A100, H100, H200, B200 and the precisions (benchmarks/predict/devices.py --times)."""
 _DTYPES = {"fp16": "bfloat16", "bf16": "bfloat16", "fp8": "fp8"}
 
 
@@ -107,7 +115,7 @@ def _version_key(path: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRatios:
-    """Measured times of calls on a new device, divided by the times on an old device, by kind and size of call.
+    """Measured times of calls, divided by the times on another device or by their limits, by kind and size of call.
 
     Attributes:
         shapes: kind -> log2 of the sizes of the measured calls.
@@ -125,8 +133,16 @@ class MeasuredRatios:
             return None
         return _load_ratios(family, folder, SYSTEMS[old], SYSTEMS[new])
 
+    @classmethod
+    def load_times(cls, family: str, peaks: Peaks, folder: Path | None = None) -> MeasuredRatios | None:
+        """Return the measured times of a device relative to `count_limits`; None if the family was not measured."""
+        folder = folder or find_tables()
+        if folder is None or peaks.name not in SYSTEMS or family not in TIME_ERRORS_PCT:
+            return None
+        return _load_times(family, folder, peaks.name)
+
     def compute_ratios(self, shapes: Array, kinds: Sequence[str | None]) -> Array:
-        """Return for each call the time on the new device divided by the time on the old device.
+        """Return the ratio of each call, from the measured ones with the nearest sizes.
 
         The ratio is nan if no measured call has about the same sizes.
 
@@ -145,6 +161,12 @@ class MeasuredRatios:
                 ratios[rows] = np.array(values)[inverse.ravel()]
         return ratios
 
+    def predict_left_out(self, kind: str, row: int) -> float:
+        """Return the ratio of a measured call, predicted from the others; nan if none has about the same sizes."""
+        others = np.arange(len(self.ratios[kind])) != row
+        rest = MeasuredRatios({kind: self.shapes[kind][others]}, {kind: self.ratios[kind][others]})
+        return rest._interpolate(kind, self.shapes[kind][row])
+
     def _interpolate(self, kind: str, shape: Array) -> float:
         distance = np.abs(self.shapes[kind] - shape).sum(axis=1)
         nearest = np.argpartition(distance, min(_NEIGHBORS, len(distance) - 1))[:_NEIGHBORS]
@@ -152,6 +174,63 @@ class MeasuredRatios:
             return float("nan")
         weights = 1 / (distance[nearest] + 0.01)
         return float(np.exp(np.average(np.log(self.ratios[kind][nearest]), weights=weights)))
+
+
+def count_limits(family: str, sizes: Array, kind: str, peaks: Peaks) -> Array:
+    """Return the least time of calls of a family and precision on a device, ns; nan without a peak.
+
+    Args:
+        family: one of `TIME_ERRORS_PCT`.
+        sizes: the sizes of the family (`FAMILIES`) in columns.
+        kind: precision, as in the tables.
+        peaks: the peaks of the device.
+    """
+    rate = peaks.tflops("fp8" if kind == "fp8" else "bf16")
+    if rate is None or peaks.bandwidth_gbs is None:
+        return np.full(len(sizes), np.nan)
+    width = 1 if kind == "fp8" else 2
+    if family == "gemm":
+        m, n, k = sizes.T
+        flops, moved = 2 * m * n * k, width * k * (m + n) + 2 * m * n
+    else:
+        batch, *queries, context, heads, shared, head = sizes.T
+        length = queries[0] if queries else np.ones(len(sizes))
+        flops = 4 * batch * heads * head * (length * context - (length**2 - 1) / 2)
+        moved = width * batch * head * 2 * (heads * length + shared * context)
+    limits: Array = np.maximum(flops / rate / 1e3, moved / peaks.bandwidth_gbs) + _FIXED_NS
+    return limits
+
+
+@lru_cache(maxsize=16)
+def _load_times(family: str, folder: Path, device: str) -> MeasuredRatios | None:
+    peaks, described = lookup_peaks(device), FAMILIES[family]
+    table = read_family(folder, SYSTEMS[device], described.file)
+    if not table.height:
+        return None
+    rows = _average_rows(table.filter(pl.col("latency") > 0), described, pl.col("latency") * 1e6)
+    measured = _split_kinds(rows, described)
+    ratios = {
+        kind: times / count_limits(family, 2.0**shapes, kind, peaks)
+        for kind, (shapes, times) in measured.items()
+        if kind in _DTYPES.values()
+    }
+    return MeasuredRatios({kind: measured[kind][0] for kind in ratios}, ratios) if ratios else None
+
+
+def _average_rows(table: pl.DataFrame, family: Family, value: pl.Expr) -> pl.DataFrame:
+    """Return the geometric mean of a value for each kind and combination of sizes."""
+    sizes = [size.cast(pl.Float64).alias(f"size_{name}") for name, size in family.sizes]
+    return table.group_by(pl.col(family.kind).alias("kind"), *sizes).agg(value=value.log().mean().exp())
+
+
+def _split_kinds(rows: pl.DataFrame, family: Family) -> dict[str, tuple[Array, Array]]:
+    """Return kind -> log2 of the sizes, and the values, of the rows of `_average_rows` with positive sizes."""
+    names = [f"size_{name}" for name, _ in family.sizes]
+    rows = rows.filter(pl.min_horizontal(names) > 0).sort("kind", *names)
+    return {
+        str(kind): (np.log2(part.select(names).to_numpy()), part["value"].to_numpy())
+        for (kind,), part in rows.partition_by("kind", as_dict=True).items()
+    }
 
 
 @lru_cache(maxsize=16)
@@ -163,14 +242,8 @@ def _load_ratios(family: str, folder: Path, old: str, new: str) -> MeasuredRatio
     shared = set(tables[0].columns) & set(tables[1].columns) - {"latency"}
     both = tables[0].join(tables[1], on=sorted(shared), suffix="_new", nulls_equal=True)
     both = both.filter(pl.col("latency") > 0, pl.col("latency_new") > 0)
-    sizes = [size.cast(pl.Float64).alias(f"size_{name}") for name, size in described.sizes]
-    names = [f"size_{name}" for name, _ in described.sizes]
-    both = both.group_by(pl.col(described.kind).alias("kind"), *sizes).agg(
-        ratio=(pl.col("latency_new") / pl.col("latency")).log().mean().exp()
-    )
-    both = both.filter(pl.min_horizontal(names) > 0).sort("kind", *names)
-    shapes, ratios = {}, {}
-    for (kind,), rows in both.partition_by("kind", as_dict=True).items():
-        shapes[str(kind)] = np.log2(rows.select(names).to_numpy())
-        ratios[str(kind)] = rows["ratio"].to_numpy()
+    rows = _average_rows(both, described, pl.col("latency_new") / pl.col("latency"))
+    measured = _split_kinds(rows, described)
+    shapes = {kind: sizes for kind, (sizes, _) in measured.items()}
+    ratios = {kind: values for kind, (_, values) in measured.items()}
     return MeasuredRatios(shapes, ratios) if shapes else None
