@@ -279,7 +279,9 @@ def test_sub_tracks_contain_nested_slices_and_are_few(rows: list[tuple[int, int,
 
 @settings(max_examples=examples(60))
 @given(TIMES, st.sampled_from([0, small_traces.BASE_NS]), random_traces.TEXT.filter(len))
-@example([(1, 0, 0)] * 3 + [(2, 0, 0)], small_traces.BASE_NS, "three that begin the recording without duration")
+@example(
+    [(1, 0, 0)] * 3 + [(2, 0, 0)], small_traces.BASE_NS, "three that begin the recording without duration"
+)
 def test_any_events_read_back(rows: list[tuple[int, int, int]], base: int, name: str) -> None:
     # Three events without time and duration are a recorder's unknown times, wherever they were written.
     assume(rows and sum(row[:2] == (0, 0) for row in rows) < 3)

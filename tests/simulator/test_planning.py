@@ -204,6 +204,7 @@ WRONG_JOBS: dict[str, tuple[Any, str]] = {
     "heads": ({**JOB, "heads": 15}, "hidden: expected a multiple of heads, or head_width"),
     "kv_heads": ({**JOB, "kv_heads": 3}, "kv_heads: expected a divisor of heads"),
     "experts": ({**JOB, "experts": 8}, "experts: expert_ffn and top_k are missing"),
+    "an expert size only": ({**JOB, "shared_experts": 1}, "experts is missing, which top_k, .* need"),
     "latent attention": ({**JOB, "q_rank": 8}, "kv_rank is missing, which q_rank and rope_width need"),
 }
 
@@ -222,6 +223,7 @@ def test_a_wrong_job_is_one_line_with_the_key(case: str, tmp_path: Path) -> None
     ("change", "text"),
     [
         ({"device": "h1000"}, "device: unknown device 'h1000'; expected one of V100 PCIe"),
+        ({"device": ["h100"]}, r"device: expected a name, got \['h100'\]"),
         ({"device": "V100 SXM2"}, "memory_gib is missing: the memory of the V100 SXM2 is not known"),
         ({"gpus": 0}, "gpus: expected a whole number from 1 to 131,072, got 0"),
         (
@@ -236,6 +238,18 @@ def test_a_wrong_job_is_one_line_with_the_key(case: str, tmp_path: Path) -> None
 def test_a_wrong_cluster_is_one_line_with_the_key(change: dict[str, Any], text: str) -> None:
     with pytest.raises(EtloomError, match=text):
         parse_cluster({**CLUSTER, **change}, "cluster")
+
+
+def test_names_precede_folders_and_a_network_lies_next_to_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama3-8b", "dgx-h100", "sub"):
+        (tmp_path / name).mkdir()
+    assert etloom.plan("llama3-8b", gpus=8).job.name == "llama3-8b"
+    (tmp_path / "sub/net.yaml").write_text("{name: ours, levels: [{size: 8, bandwidth: 400GB/s}]}")
+    (tmp_path / "sub/cluster.yaml").write_text(yaml.safe_dump({**CLUSTER, "network": "net.yaml"}))
+    assert read_cluster("sub/cluster.yaml").topology.name == "ours"
 
 
 def _make_bomb(key: str) -> str:
