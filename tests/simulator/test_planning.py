@@ -17,7 +17,7 @@ from etloom import cli
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.simulator.network.model import NetworkModel
 from etloom.simulator.network.placement import PlacedNetwork
-from etloom.simulator.network.topology import Topology, get_preset
+from etloom.simulator.network.topology import Level, Topology, get_preset
 from etloom.simulator.planning import AXES, plan
 from etloom.simulator.training_jobs import (
     Cluster,
@@ -28,6 +28,7 @@ from etloom.simulator.training_jobs import (
     read_job,
 )
 from etloom.simulator.training_shapes import Layout, ModelShape, count_stage_parameters, estimate_memory
+from etloom.simulator.training_step import StepConstants, StepTimes, predict_steps
 
 PUBLISHED_BILLIONS = {
     "llama3-8b": 8.03,
@@ -110,6 +111,70 @@ def test_groups_of_an_axis_share_the_network_of_their_nodes() -> None:
     assert network.compute_times("all_reduce", size, 1.0) == 0.0
 
 
+SHAPE = ModelShape(4.0, 1024.0, 16.0, 2048.0, 512.0, kv_heads=4.0, ffn=4096.0)
+EXPERTS = replace(SHAPE, experts=16.0, top_k=2.0, expert_ffn=512.0)
+TOKENS_BYTES = 2 * 2048 * 1024
+"""Bytes of the activations of a sequence between layers."""
+
+
+def time_parts(model: ModelShape, layout: Layout, rate: float = 1e9, latency_ns: int = 0) -> StepTimes:
+    level = Level("wire", 4096, "switch", rate, latency_ns)
+    constants = StepConstants(attention_efficiency=0.5, operators=0.0, exchange_s=0.0, step_s=0.0)
+    return predict_steps(model, layout, constants, PlacedNetwork(NetworkModel(Topology("flat", (level,)))))
+
+
+@pytest.mark.parametrize(
+    ("part", "model", "layout", "expected"),
+    [
+        # Megatron: four all-reduces per layer, with full recomputation six.
+        ("tensor", SHAPE, Layout(1.0, 3.0, 4.0, 1.0, 1.0, recompute=0.0), 3 * 4 * 4 * 1.5 * TOKENS_BYTES),
+        ("tensor", SHAPE, Layout(1.0, 3.0, 4.0, 1.0, 1.0, recompute=2.0), 3 * 4 * 6 * 1.5 * TOKENS_BYTES),
+        # Keys and values (4 heads of 64) are gathered forward and backward, and their gradients scattered.
+        (
+            "context",
+            SHAPE,
+            Layout(1.0, 3.0, 1.0, 1.0, 1.0, context=4.0, recompute=0.0),
+            3 * 4 * 3 * 0.75 * 2 * 2048 * 2 * 4 * 64,
+        ),
+        # Each token goes to two experts and back, in both passes.
+        (
+            "expert",
+            EXPERTS,
+            Layout(1.0, 3.0, 1.0, 8.0, 1.0, expert=8.0, recompute=0.0),
+            3 * 4 * 4 * 7 / 8 * 2 * TOKENS_BYTES,
+        ),
+    ],
+)
+def test_volumes_of_a_layer_follow_closed_formulas(
+    part: str, model: ModelShape, layout: Layout, expected: float
+) -> None:
+    assert float(getattr(time_parts(model, layout), part)) == pytest.approx(expected / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("stage", "bytes_per_parameter"), [(0, 2 * 4), (1, 4 + 2), (2, 3 * 4 + 2), (3, 3 * (4 + 2 + 2))]
+)
+def test_volumes_among_replicas_follow_closed_formulas(stage: int, bytes_per_parameter: int) -> None:
+    layout = Layout(1.0, 3.0, 1.0, 8.0, 1.0, sharding=float(stage))
+    expected = 7 / 8 * bytes_per_parameter * float(SHAPE.count_parameters()) / 1e9
+    assert float(time_parts(SHAPE, layout).data) == pytest.approx(expected)
+
+
+def test_fully_sharded_parameters_wait_for_the_network_in_each_layer() -> None:
+    layout = Layout(1.0, 3.0, 1.0, 8.0, 1.0, sharding=3.0)
+    latency = 3 * 4 * 3 * 7 * 1e-6  # micro-batches, layers, transfers, rounds of the ring
+    assert float(time_parts(SHAPE, layout, 1e30, 1000).data) == pytest.approx(latency)
+
+
+@pytest.mark.parametrize(("chunks", "micro_batches"), [(1, 4), (1, 32), (2, 8), (4, 16)])
+def test_the_bubble_of_interleaved_stages_follows_the_closed_formula(chunks: int, micro_batches: int) -> None:
+    model = replace(SHAPE, layers=32.0, vocabulary=1.0)
+    layout = Layout(8.0, float(micro_batches), 1.0, 1.0, 4.0, chunks=float(chunks), recompute=0.0)
+    times = time_parts(model, layout, 1e30)
+    share = float(times.bubble / (times.compute + times.memory + times.bubble))
+    assert share == pytest.approx(3 / (chunks * micro_batches + 3), rel=0.03)
+
+
 def test_a_message_between_stages_crosses_nodes_if_the_pipeline_does() -> None:
     network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
     inside, across = network.compute_times("message", 1e8, np.array([2.0, 4.0]), np.array([4.0, 4.0]))
@@ -177,11 +242,35 @@ def test_only_the_measured_class_is_calibrated(recompute: str, words: set[str]) 
 
 def test_if_nothing_fits_the_answer_states_what_is_missing() -> None:
     with pytest.raises(
-        AnalysisError, match=r"none of .* fits: .* closest is tp=.* GB are missing; more GPUs"
+        AnalysisError, match=r"no layout fits into .* GB; the smallest needs .* GB: tp=.*; more GPUs"
     ):
         etloom.plan("llama3-405b", gpus=8)
-    with pytest.raises(AnalysisError, match="no layout with tp=7 divides"):
-        etloom.plan("llama3-8b", gpus=8, parallel={"tp": 7})
+
+
+@pytest.mark.parametrize(
+    ("parallel", "text"),
+    [
+        ({"tp": 16}, "tp x cp x pp x dp = 16 does not divide 8 GPUs"),
+        ({"dp": 8, "mb": 7}, "dp x mb = 56 does not divide a batch of 512"),
+        ({"ep": 2}, "ep does not divide 0 experts"),
+        ({"pp": 1, "vp": 2}, "vp: model chunks need several stages"),
+        ({"tp": 2.0}, "tp: expected a whole number above 0, got 2.0"),
+        ("tp=2", "expected sizes by axis, got 'tp=2'"),
+        (
+            {"cp": 8, "vp": 3},
+            "no layout with cp=8,vp=3 divides 8 GPUs, 32 heads, 32 layers and 512 sequences",
+        ),
+    ],
+)
+def test_contradictory_sizes_are_one_line(parallel: Any, text: str) -> None:
+    with pytest.raises(EtloomError, match=text):
+        etloom.plan("llama3-8b", gpus=8, parallel=parallel)
+
+
+def test_messages_are_short_lines() -> None:
+    for job, cluster, gpus in (("deepseek-v3-like", "dgx-h100", 256), ("llama3-405b", "mi300x", 16384)):
+        lines = etloom.plan(job, cluster, gpus=gpus).reasons
+        assert max(map(len, lines)) <= 150
 
 
 def test_too_many_layouts_end_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
