@@ -86,8 +86,25 @@ def test_memory_of_a_dense_model_follows_closed_formulas() -> None:
     sharded = estimate_memory(model, Layout(2.0, 1.0, 1.0, 8.0, 1.0, sharding=1.0, recompute=0.0), **options)
     assert float(sharded["optimizer"]) == 12 * parameters / 8
     assert float(sharded["gradients"]) == 4 * parameters
+    fsdp = estimate_memory(model, Layout(2.0, 1.0, 1.0, 8.0, 1.0, sharding=3.0, recompute=0.0), **options)
+    assert float(fsdp["gradients"] + fsdp["optimizer"]) == 16 * parameters / 8
+    assert float(fsdp["parameters"]) == (2 * 2 + 4) * parameters / 24  # two layers, and the gradients of one
     full = estimate_memory(model, Layout(2.0, 1.0, 1.0, 1.0, 1.0, recompute=2.0), **options)
     assert float(full["activations"]) == (24 * 2 + 32) * 2 * 4096 * 2048
+
+
+@pytest.mark.parametrize(("chunks", "first"), [(1, 4.0), (2, 4 + 3 / 2), (6, 4 + 3 / 6)])
+def test_stages_keep_the_activations_of_the_schedule(chunks: int, first: float) -> None:
+    """Compare with 1F1B, and its interleaved form (Korthikanti et al. 2022: p (1 + (p - 1) / (p v)) micro-batches)."""
+    model = ModelShape(24.0, 2048.0, 16.0, 4096.0, 32000.0)
+    layout = Layout(1.0, 16.0, 2.0, 1.0, 4.0, context=2.0, chunks=float(chunks), recompute=0.0)
+    options: dict[str, Any] = {"gradient_bytes": 4, "state_bytes": 12, "fused": True}
+    memory = estimate_memory(model, layout, **options)
+    stage = 24 / 4 * 32 * 4096 * 2048 / 2 / 2  # of a micro-batch, divided by tp and cp
+    last = (4 * (chunks - 1) + 1) / chunks
+    assert float(memory["activations"]) == pytest.approx(first * stage)
+    logits = 8 * 4096 / 2 * 32000 / 2
+    assert float(memory["logits"]) == pytest.approx(max(logits - (first - last) * stage, 0))
 
 
 def test_stages_and_tensor_parallelism_divide_parameters() -> None:
@@ -392,6 +409,7 @@ def test_the_command_prints_a_ranking(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--top", "3"]) == 0
     output = capsys.readouterr()
     assert len(output.out.splitlines()) == 4 and "limit" in output.out
+    assert "interval" not in output.out and "  ep  " not in output.out
     for words in ("8.03 billion parameters", "64 H100 SXM in nodes of 8", "more meshes", "not calibrated"):
         assert words in output.err
     assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--format", "csv"]) == 0

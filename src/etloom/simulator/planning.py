@@ -410,8 +410,8 @@ def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
     )
     layouts_over = f"{count_noun(misfits.size, 'layout')} {'does' if misfits.size == 1 else 'do'} not fit"
     return (
-        f"{'no layout fits' if misfits.size == peak.size else layouts_over} into {usable / 1e9:.1f} GB; the smallest "
-        f"needs {peak[nearest] / 1e9:.1f} GB: {mesh} {sharding} recompute={recompute}"
+        f"{'no layout fits' if misfits.size == peak.size else layouts_over} into {usable / 1e9:,.1f} GB; the smallest "
+        f"needs {peak[nearest] / 1e9:,.1f} GB: {mesh} sharding={sharding} recompute={recompute}"
     )
 
 
