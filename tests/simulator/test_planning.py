@@ -388,6 +388,13 @@ def test_hostile_yaml_is_one_line(text: str, tmp_path: Path, capsys: pytest.Capt
         assert error.startswith(f"etloom: {path}: ") and error.count("\n") == 1 and len(error) < 600
 
 
+def test_a_missing_file_names_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(
+        EtloomError, match=r"job.yaml: No such file .*; expected a YAML file, or one of deepseek"
+    ):
+        etloom.plan(tmp_path / "job.yaml")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

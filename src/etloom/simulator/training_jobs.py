@@ -132,7 +132,7 @@ def read_job(job: str | os.PathLike[str]) -> TrainingJob:
             return parse_job(read_yaml(file, "job"), path.name)
     if not path.suffix and not path.exists():
         raise UnknownName("job", str(job), list_jobs(), option="job")
-    document = read_yaml(path, "job", f"a YAML file, or one of {', '.join(list_jobs())}")
+    document = read_yaml(path, "job", f"expected a YAML file, or one of {', '.join(list_jobs())}")
     parsed: TrainingJob = _name_file(path, parse_job, document)
     return parsed
 
@@ -217,7 +217,7 @@ def read_cluster(
         return parse_cluster({"device": _DEVICES[name], "network": name, "gpus": size}, name)
     if not path.suffix and not path.exists():
         raise UnknownName("cluster", name, list(_DEVICES), option="cluster")
-    document = read_yaml(path, "cluster", f"a YAML file, or one of {', '.join(_DEVICES)}")
+    document = read_yaml(path, "cluster", f"expected a YAML file, or one of {', '.join(_DEVICES)}")
     if isinstance(document, dict):
         document |= {} if gpus is None else {"gpus": gpus}
         network = document.get("network")
