@@ -40,6 +40,7 @@ from etloom.reports import summary
 from etloom.simulator import parse_change, recorded_run
 from etloom.simulator.network import parse_target
 from etloom.simulator.resizing import parse_parallel
+from etloom.simulator.training_jobs import read_cluster, read_job
 from support import small_traces
 from support.examples import slow_after
 
@@ -70,6 +71,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "compare": {"before": "before", "after": "after"},
     "what_if": {"run": "before", "changes": ["comm x0"]},
     "predict": {"run": "before", "ranks": 4},
+    "plan": {"job": "llama3-8b", "gpus": 8},
     "hangs": {"run": "before"},
     "analyze": {"run": "before", "name": "top-ops"},
     "query": {"run": "before", "sql": "select name, sum(dur) dur_ns from events group by name"},
@@ -228,6 +230,8 @@ def test_the_examples_in_the_descriptions_of_tools_are_valid(tools: RunTools) ->
     assert all(map(parse_target, (factor, rate, preset)))
     assert parse_parallel(mesh)
     assert lookup_peaks(device)
+    job, cluster, axes = examples.pop("plan")
+    assert read_job(job) and read_cluster(cluster) and parse_parallel(axes)
     assert not any(examples.values())  # a new example needs a check
 
 
@@ -273,6 +277,35 @@ def test_topologies_outside_of_the_roots_are_refused(network: str, runs: OpenedR
         answer = tools.predict(run="before", **{option: network})
         assert answer.startswith("error: ")
         assert "below the roots" in answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"job": "/etc/passwd"}, "'/etc/passwd' is not a path below the roots"),
+        ({"job": "llama3-8b", "cluster": "../secret.yaml"}, "is not a path below the roots"),
+        ({"job": "llama3-8b", "cluster": "cluster.yaml"}, "secret.yaml' is not a path below the roots"),
+        ({"job": "llama3-8b", "gpus": -1}, "gpus: expected up to 131,072 GPUs, got -1"),
+        ({"job": "llama3-8b", "parallel": "tp=x"}, "expected sizes of tp"),
+        ({"job": "llama3-405b", "gpus": 8}, "no layout fits into "),
+    ],
+)
+def test_a_plan_reads_only_below_the_roots(
+    arguments: dict[str, Any], text: str, runs: OpenedRuns, tools: RunTools
+) -> None:
+    (runs.roots[0].parent / "secret.yaml").write_text("levels: [{size: 8, bandwidth: 1GB/s}]")
+    (runs.roots[0] / "cluster.yaml").write_text("{device: h100, gpus: 8, network: ../secret.yaml}")
+    answer = tools.plan(**arguments)
+    assert answer.startswith("error: ") and text in answer and "\n" not in answer
+
+
+def test_a_plan_of_files_below_the_roots_has_a_row_per_mesh(runs: OpenedRuns, tools: RunTools) -> None:
+    (runs.roots[0] / "net.yaml").write_text("levels: [{size: 8, bandwidth: 400GB/s}]")
+    (runs.roots[0] / "cluster.yaml").write_text("{device: h100, gpus: 8, network: net.yaml}")
+    sizes = "layers: 8, hidden: 1024, heads: 8, vocabulary: 32000, sequence: 2048, batch: 64"
+    (runs.roots[0] / "job.yaml").write_text(f"{{{sizes}}}")
+    answer = tools.plan(job="job.yaml", cluster="cluster.yaml", top=2)
+    assert "2 of 10 rows" in answer and "step_ns" in answer
 
 
 def test_a_topology_is_a_small_file(runs: OpenedRuns, tools: RunTools) -> None:

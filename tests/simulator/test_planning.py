@@ -17,7 +17,7 @@ from etloom import cli
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.simulator.network.model import NetworkModel
 from etloom.simulator.network.placement import PlacedNetwork
-from etloom.simulator.network.topology import Topology, get_preset
+from etloom.simulator.network.topology import Level, Topology, get_preset
 from etloom.simulator.planning import AXES, plan
 from etloom.simulator.training_jobs import (
     Cluster,
@@ -28,6 +28,7 @@ from etloom.simulator.training_jobs import (
     read_job,
 )
 from etloom.simulator.training_shapes import Layout, ModelShape, count_stage_parameters, estimate_memory
+from etloom.simulator.training_step import StepConstants, StepTimes, predict_steps
 
 PUBLISHED_BILLIONS = {
     "llama3-8b": 8.03,
@@ -85,8 +86,25 @@ def test_memory_of_a_dense_model_follows_closed_formulas() -> None:
     sharded = estimate_memory(model, Layout(2.0, 1.0, 1.0, 8.0, 1.0, sharding=1.0, recompute=0.0), **options)
     assert float(sharded["optimizer"]) == 12 * parameters / 8
     assert float(sharded["gradients"]) == 4 * parameters
+    fsdp = estimate_memory(model, Layout(2.0, 1.0, 1.0, 8.0, 1.0, sharding=3.0, recompute=0.0), **options)
+    assert float(fsdp["gradients"] + fsdp["optimizer"]) == 16 * parameters / 8
+    assert float(fsdp["parameters"]) == (2 * 2 + 4) * parameters / 24  # two layers, and the gradients of one
     full = estimate_memory(model, Layout(2.0, 1.0, 1.0, 1.0, 1.0, recompute=2.0), **options)
     assert float(full["activations"]) == (24 * 2 + 32) * 2 * 4096 * 2048
+
+
+@pytest.mark.parametrize(("chunks", "first"), [(1, 4.0), (2, 4 + 3 / 2), (6, 4 + 3 / 6)])
+def test_stages_keep_the_activations_of_the_schedule(chunks: int, first: float) -> None:
+    """Compare with 1F1B, and its interleaved form (Korthikanti et al. 2022: p (1 + (p - 1) / (p v)) micro-batches)."""
+    model = ModelShape(24.0, 2048.0, 16.0, 4096.0, 32000.0)
+    layout = Layout(1.0, 16.0, 2.0, 1.0, 4.0, context=2.0, chunks=float(chunks), recompute=0.0)
+    options: dict[str, Any] = {"gradient_bytes": 4, "state_bytes": 12, "fused": True}
+    memory = estimate_memory(model, layout, **options)
+    stage = 24 / 4 * 32 * 4096 * 2048 / 2 / 2  # of a micro-batch, divided by tp and cp
+    last = (4 * (chunks - 1) + 1) / chunks
+    assert float(memory["activations"]) == pytest.approx(first * stage)
+    logits = 8 * 4096 / 2 * 32000 / 2
+    assert float(memory["logits"]) == pytest.approx(max(logits - (first - last) * stage, 0))
 
 
 def test_stages_and_tensor_parallelism_divide_parameters() -> None:
@@ -108,6 +126,70 @@ def test_groups_of_an_axis_share_the_network_of_their_nodes() -> None:
     assert across[0] == pytest.approx(2 * 15 / 16 * size / (8 * rate), rel=0.05)
     assert across[1] == pytest.approx(2 * 15 / 16 * size / rate, rel=0.05)
     assert network.compute_times("all_reduce", size, 1.0) == 0.0
+
+
+SHAPE = ModelShape(4.0, 1024.0, 16.0, 2048.0, 512.0, kv_heads=4.0, ffn=4096.0)
+EXPERTS = replace(SHAPE, experts=16.0, top_k=2.0, expert_ffn=512.0)
+TOKENS_BYTES = 2 * 2048 * 1024
+"""Bytes of the activations of a sequence between layers."""
+
+
+def time_parts(model: ModelShape, layout: Layout, rate: float = 1e9, latency_ns: int = 0) -> StepTimes:
+    level = Level("wire", 4096, "switch", rate, latency_ns)
+    constants = StepConstants(attention_efficiency=0.5, operators=0.0, exchange_s=0.0, step_s=0.0)
+    return predict_steps(model, layout, constants, PlacedNetwork(NetworkModel(Topology("flat", (level,)))))
+
+
+@pytest.mark.parametrize(
+    ("part", "model", "layout", "expected"),
+    [
+        # Megatron: four all-reduces per layer, with full recomputation six.
+        ("tensor", SHAPE, Layout(1.0, 3.0, 4.0, 1.0, 1.0, recompute=0.0), 3 * 4 * 4 * 1.5 * TOKENS_BYTES),
+        ("tensor", SHAPE, Layout(1.0, 3.0, 4.0, 1.0, 1.0, recompute=2.0), 3 * 4 * 6 * 1.5 * TOKENS_BYTES),
+        # Keys and values (4 heads of 64) are gathered forward and backward, and their gradients scattered.
+        (
+            "context",
+            SHAPE,
+            Layout(1.0, 3.0, 1.0, 1.0, 1.0, context=4.0, recompute=0.0),
+            3 * 4 * 3 * 0.75 * 2 * 2048 * 2 * 4 * 64,
+        ),
+        # Each token goes to two experts and back, in both passes.
+        (
+            "expert",
+            EXPERTS,
+            Layout(1.0, 3.0, 1.0, 8.0, 1.0, expert=8.0, recompute=0.0),
+            3 * 4 * 4 * 7 / 8 * 2 * TOKENS_BYTES,
+        ),
+    ],
+)
+def test_volumes_of_a_layer_follow_closed_formulas(
+    part: str, model: ModelShape, layout: Layout, expected: float
+) -> None:
+    assert float(getattr(time_parts(model, layout), part)) == pytest.approx(expected / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("stage", "bytes_per_parameter"), [(0, 2 * 4), (1, 4 + 2), (2, 3 * 4 + 2), (3, 3 * (4 + 2 + 2))]
+)
+def test_volumes_among_replicas_follow_closed_formulas(stage: int, bytes_per_parameter: int) -> None:
+    layout = Layout(1.0, 3.0, 1.0, 8.0, 1.0, sharding=float(stage))
+    expected = 7 / 8 * bytes_per_parameter * float(SHAPE.count_parameters()) / 1e9
+    assert float(time_parts(SHAPE, layout).data) == pytest.approx(expected)
+
+
+def test_fully_sharded_parameters_wait_for_the_network_in_each_layer() -> None:
+    layout = Layout(1.0, 3.0, 1.0, 8.0, 1.0, sharding=3.0)
+    latency = 3 * 4 * 3 * 7 * 1e-6  # micro-batches, layers, transfers, rounds of the ring
+    assert float(time_parts(SHAPE, layout, 1e30, 1000).data) == pytest.approx(latency)
+
+
+@pytest.mark.parametrize(("chunks", "micro_batches"), [(1, 4), (1, 32), (2, 8), (4, 16)])
+def test_the_bubble_of_interleaved_stages_follows_the_closed_formula(chunks: int, micro_batches: int) -> None:
+    model = replace(SHAPE, layers=32.0, vocabulary=1.0)
+    layout = Layout(8.0, float(micro_batches), 1.0, 1.0, 4.0, chunks=float(chunks), recompute=0.0)
+    times = time_parts(model, layout, 1e30)
+    share = float(times.bubble / (times.compute + times.memory + times.bubble))
+    assert share == pytest.approx(3 / (chunks * micro_batches + 3), rel=0.03)
 
 
 def test_a_message_between_stages_crosses_nodes_if_the_pipeline_does() -> None:
@@ -177,11 +259,35 @@ def test_only_the_measured_class_is_calibrated(recompute: str, words: set[str]) 
 
 def test_if_nothing_fits_the_answer_states_what_is_missing() -> None:
     with pytest.raises(
-        AnalysisError, match=r"none of .* fits: .* closest is tp=.* GB are missing; more GPUs"
+        AnalysisError, match=r"no layout fits into .* GB; the smallest needs .* GB: tp=.*; more GPUs"
     ):
         etloom.plan("llama3-405b", gpus=8)
-    with pytest.raises(AnalysisError, match="no layout with tp=7 divides"):
-        etloom.plan("llama3-8b", gpus=8, parallel={"tp": 7})
+
+
+@pytest.mark.parametrize(
+    ("parallel", "text"),
+    [
+        ({"tp": 16}, "tp x cp x pp x dp = 16 does not divide 8 GPUs"),
+        ({"dp": 8, "mb": 7}, "dp x mb = 56 does not divide a batch of 512"),
+        ({"ep": 2}, "ep does not divide 0 experts"),
+        ({"pp": 1, "vp": 2}, "vp: model chunks need several stages"),
+        ({"tp": 2.0}, "tp: expected a whole number above 0, got 2.0"),
+        ("tp=2", "expected sizes by axis, got 'tp=2'"),
+        (
+            {"cp": 8, "vp": 3},
+            "no layout with cp=8,vp=3 divides 8 GPUs, 32 heads, 32 layers and 512 sequences",
+        ),
+    ],
+)
+def test_contradictory_sizes_are_one_line(parallel: Any, text: str) -> None:
+    with pytest.raises(EtloomError, match=text):
+        etloom.plan("llama3-8b", gpus=8, parallel=parallel)
+
+
+def test_messages_are_short_lines() -> None:
+    for job, cluster, gpus in (("deepseek-v3-like", "dgx-h100", 256), ("llama3-405b", "mi300x", 16384)):
+        lines = etloom.plan(job, cluster, gpus=gpus).reasons
+        assert max(map(len, lines)) <= 150
 
 
 def test_too_many_layouts_end_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +310,7 @@ WRONG_JOBS: dict[str, tuple[Any, str]] = {
     "heads": ({**JOB, "heads": 15}, "hidden: expected a multiple of heads, or head_width"),
     "kv_heads": ({**JOB, "kv_heads": 3}, "kv_heads: expected a divisor of heads"),
     "experts": ({**JOB, "experts": 8}, "experts: expert_ffn and top_k are missing"),
+    "an expert size only": ({**JOB, "shared_experts": 1}, "experts is missing, which top_k, .* need"),
     "latent attention": ({**JOB, "q_rank": 8}, "kv_rank is missing, which q_rank and rope_width need"),
 }
 
@@ -222,6 +329,7 @@ def test_a_wrong_job_is_one_line_with_the_key(case: str, tmp_path: Path) -> None
     ("change", "text"),
     [
         ({"device": "h1000"}, "device: unknown device 'h1000'; expected one of V100 PCIe"),
+        ({"device": ["h100"]}, r"device: expected a name, got \['h100'\]"),
         ({"device": "V100 SXM2"}, "memory_gib is missing: the memory of the V100 SXM2 is not known"),
         ({"gpus": 0}, "gpus: expected a whole number from 1 to 131,072, got 0"),
         (
@@ -236,6 +344,18 @@ def test_a_wrong_job_is_one_line_with_the_key(case: str, tmp_path: Path) -> None
 def test_a_wrong_cluster_is_one_line_with_the_key(change: dict[str, Any], text: str) -> None:
     with pytest.raises(EtloomError, match=text):
         parse_cluster({**CLUSTER, **change}, "cluster")
+
+
+def test_names_precede_folders_and_a_network_lies_next_to_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama3-8b", "dgx-h100", "sub"):
+        (tmp_path / name).mkdir()
+    assert etloom.plan("llama3-8b", gpus=8).job.name == "llama3-8b"
+    (tmp_path / "sub/net.yaml").write_text("{name: ours, levels: [{size: 8, bandwidth: 400GB/s}]}")
+    (tmp_path / "sub/cluster.yaml").write_text(yaml.safe_dump({**CLUSTER, "network": "net.yaml"}))
+    assert read_cluster("sub/cluster.yaml").topology.name == "ours"
 
 
 def _make_bomb(key: str) -> str:
@@ -268,6 +388,13 @@ def test_hostile_yaml_is_one_line(text: str, tmp_path: Path, capsys: pytest.Capt
         assert error.startswith(f"etloom: {path}: ") and error.count("\n") == 1 and len(error) < 600
 
 
+def test_a_missing_file_names_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(
+        EtloomError, match=r"job.yaml: No such file .*; expected a YAML file, or one of deepseek"
+    ):
+        etloom.plan(tmp_path / "job.yaml")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -289,6 +416,7 @@ def test_the_command_prints_a_ranking(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--top", "3"]) == 0
     output = capsys.readouterr()
     assert len(output.out.splitlines()) == 4 and "limit" in output.out
+    assert "interval" not in output.out and "  ep  " not in output.out
     for words in ("8.03 billion parameters", "64 H100 SXM in nodes of 8", "more meshes", "not calibrated"):
         assert words in output.err
     assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--format", "csv"]) == 0

@@ -185,8 +185,8 @@ def plan(
     from etloom.simulator.planning import plan as plan_job
     from etloom.simulator.training_jobs import MAX_GPUS, read_cluster, read_job
 
-    if gpus is not None and not 1 <= gpus <= MAX_GPUS:
-        raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus:,}", option="gpus")
+    if gpus is not None and not (isinstance(gpus, int) and 1 <= gpus <= MAX_GPUS):
+        raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus!r}", option="gpus")
     return plan_job(read_job(job), read_cluster(cluster, gpus), parallel)
 
 

@@ -13,6 +13,8 @@ from etloom.cli.output import Format, choose_format, write_table
 from etloom.core.text import count_noun
 
 _MAX_ROWS = 10
+_USUAL = {"ep": 1, "interval": "not calibrated"}
+"""Column -> its value in all rows, with which the text leaves the column out."""
 
 
 def _list_names() -> dict[str, str]:
@@ -68,7 +70,8 @@ def plan(
     table = ranking.table
     is_text = choose_format(format, out) is Format.table
     if is_text:
-        table = table.drop([f"{kind}_bytes" for kind in ranking.memory])
+        usual = [name for name, value in _USUAL.items() if (table[name] == value).all()]
+        table = table.drop([f"{kind}_bytes" for kind in ranking.memory], *usual)
     if top is None:
         top = _MAX_ROWS if is_text else 0
     for line in ranking.reasons[:2]:

@@ -71,10 +71,10 @@ _CALIBRATED_BOUND = math.log(1.185)
 """Bound of nine in ten errors on vTrain's measurements, with constants stated beforehand: benchmarks/predict/vtrain.py.
 """
 _DEVIATIONS = {
-    "other kernels than those of the measurements": 0.15,
-    "recomputation other than of whole layers": 0.08,
-    "another device than the A100": 0.12,
-    "another vendor's device": 0.3,
+    "fused kernels": 0.15,
+    "recomputation not full": 0.08,
+    "another device": 0.12,
+    "another vendor": 0.3,
     "several nodes": 0.12,
     "ZeRO 2 or 3": 0.1,
     "context parallelism": 0.1,
@@ -166,25 +166,24 @@ class Plan:
         """Sentences on the job, the cluster, the search, and the assumptions behind the times and intervals."""
         job, cluster = self.job, self.cluster
         levels = ", ".join(
-            f"{level.name} {level.bytes_per_second / 1e9:g} GB/s (transfers reach {100 * level.efficiency:.0f} %)"
+            f"{100 * level.efficiency:.0f} % of {level.name} {level.bytes_per_second / 1e9:g} GB/s"
             for level in cluster.topology.levels
         )
         kinds = ", ".join(f"{kind} {values[0] / 1e9:.1f}" for kind, values in self.memory.items())
         overlap = choose_constants(job, cluster).overlap
         return [
             f"{job.name}: {job.model.count_parameters() / 1e9:,.2f} billion parameters, "
-            f"{job.model.count_token_flops() / 1e9:,.1f} GFLOP per token (causal attention counted half); "
+            f"{job.model.count_token_flops() / 1e9:,.1f} GFLOP per token; "
             f"{job.batch:,} sequences of {job.model.sequence:,.0f} tokens per step",
-            f"{cluster.name}: {cluster.gpus:,} {cluster.peaks.name} in nodes of {cluster.node_size}, per GPU {levels}",
-            f"ranked {count_noun(self.times.total.size, 'mesh', 'meshes')} of {self.considered:,} layouts, each mesh "
-            "with the fastest micro-batch, chunks, sharding and recomputation that fit",
+            f"{cluster.name}: {cluster.gpus:,} {cluster.peaks.name} in nodes of {cluster.node_size}; per GPU {levels}",
+            f"{count_noun(self.times.total.size, 'mesh', 'meshes')}, each the fastest of its layouts that fit; "
+            f"{count_noun(self.considered, 'layout')} in all",
             *([self.misfits] if self.misfits else []),
             f"memory of the first layout, in GB: {kinds}",
             *_explain_intervals(job, cluster, take_rows(self.layouts, np.arange(1))),
-            "assumed: ranks in the order tp, cp, dp, pp, experts on consecutive ranks; groups of an axis share the "
-            f"network of their nodes; tp, cp and ep communication is exposed, {100 * overlap:.0f} % of computation "
-            "hides transfers of dp and pp; tokens spread evenly over experts; all GPUs equally fast, no failures, no "
-            "input delays",
+            "assumed: ranks in the order tp, cp, dp, pp; tp, cp and ep communication exposed; "
+            f"{100 * overlap:.0f} % of computation hides dp and pp",
+            "not modelled: uneven experts, slower GPUs, failures, input delays",
         ]
 
 
@@ -199,7 +198,7 @@ def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None 
     Raises:
         EtloomError: the device lacks the precision, no layout exists, or none fits into the memory.
     """
-    _check_parallel(parallel or {})
+    _check_parallel(parallel or {}, job, cluster)
     constants = choose_constants(job, cluster)
     layouts = _list_layouts(job, cluster, parallel or {})
     memory = estimate_memory(
@@ -233,13 +232,29 @@ def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None 
     )
 
 
-def _check_parallel(parallel: Mapping[str, int]) -> None:
-    """Raise InvalidValue if an axis is unknown, or its size is not a positive whole number."""
+def _check_parallel(parallel: Mapping[str, int], job: TrainingJob, cluster: Cluster) -> None:
+    """Raise InvalidValue if an axis is unknown, its size is not a positive whole number, or sizes contradict others."""
+    if not isinstance(parallel, Mapping):
+        raise InvalidValue(f"expected sizes by axis, got {parallel!r}", option="parallel")
     for axis, size in parallel.items():
         if axis not in AXES:
             raise UnknownName("axis", str(axis), list(AXES), option="parallel")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidValue(f"{axis}: expected a whole number above 0, got {size!r}", option="parallel")
+    ranks = math.prod(parallel.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+    samples = parallel.get("dp", 1) * parallel.get("mb", 1)
+    heads, experts = int(job.model.heads), int(job.model.experts)
+    problems = {
+        f"tp x cp x pp x dp = {ranks:,} does not divide {cluster.gpus:,} GPUs": cluster.gpus % ranks,
+        f"dp x mb = {samples:,} does not divide a batch of {job.batch:,}": job.batch % samples,
+        f"tp does not divide {heads:,} heads": heads % parallel.get("tp", 1),
+        f"ep does not divide {experts:,} experts": max(experts, 1) % parallel.get("ep", 1),
+        f"pp: the job has {job.model.layers:g} layers": parallel.get("pp", 1) > job.model.layers,
+        "vp: model chunks need several stages (pp)": parallel.get("vp", 1) > 1 == parallel.get("pp"),
+    }
+    for text, is_wrong in problems.items():
+        if is_wrong:
+            raise InvalidValue(text, option="parallel")
 
 
 def choose_constants(job: TrainingJob, cluster: Cluster) -> StepConstants:
@@ -298,9 +313,9 @@ def _list_layouts(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int
     if not len(table):
         sizes = ",".join(f"{axis}={size}" for axis, size in parallel.items())
         raise AnalysisError(
-            f"no layout{f' with {sizes}' if sizes else ''} divides {cluster.gpus:,} GPUs, a batch of {job.batch:,} "
-            f"sequences and {job.model.layers:g} layers evenly",
-            remedy="a batch that is a multiple of the replicas (dp) allows more layouts",
+            f"no layout{f' with {sizes}' if sizes else ''} divides {cluster.gpus:,} GPUs, {job.model.heads:g} heads, "
+            f"{job.model.layers:g} layers and {job.batch:,} sequences evenly",
+            remedy="choose another batch or number of GPUs" + " or fewer fixed axes" * bool(parallel),
         )
     names = (
         "tensor",
@@ -387,19 +402,16 @@ def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
     if not misfits.size:
         return ""
     nearest = misfits[np.argmin(peak[misfits])]
-    sizes = " ".join(
-        f"{axis}={float(np.asarray(getattr(layouts, name))[nearest]):.0f}" for axis, name in AXES.items()
-    )
+    sizes = {axis: int(np.asarray(getattr(layouts, name))[nearest]) for axis, name in AXES.items()}
+    mesh = " ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
     sharding, recompute = (
         known[int(np.asarray(values)[nearest])]
         for known, values in ((SHARDINGS, layouts.sharding), (RECOMPUTATIONS, layouts.recompute))
     )
-    count = "none" if misfits.size == peak.size else f"{peak.size - misfits.size:,}"
+    layouts_over = f"{count_noun(misfits.size, 'layout')} {'does' if misfits.size == 1 else 'do'} not fit"
     return (
-        f"{count} of {count_noun(peak.size, 'layout')} {'fits' if count == 'none' else 'fit'}: a GPU has "
-        f"{usable / 1e9:.1f} GB ({100 * USABLE_MEMORY:.0f} % of its memory); closest is {sizes} {sharding}, "
-        f"recomputation {recompute}, which needs {peak[nearest] / 1e9:.1f} GB: "
-        f"{(peak[nearest] - usable) / 1e9:.1f} GB are missing"
+        f"{'no layout fits' if misfits.size == peak.size else layouts_over} into {usable / 1e9:,.1f} GB; the smallest "
+        f"needs {peak[nearest] / 1e9:,.1f} GB: {mesh} sharding={sharding} recompute={recompute}"
     )
 
 
@@ -407,16 +419,16 @@ def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) ->
     """Return which layouts differ from the measured class in each respect of `_DEVIATIONS`."""
     shape = np.shape(layouts.tensor)
     job_wide = {
-        "other kernels than those of the measurements": job.fused,
-        "another device than the A100": cluster.peaks.name != "A100 80GB SXM",
-        "another vendor's device": cluster.peaks.name.startswith("MI"),
+        "fused kernels": job.fused,
+        "another device": cluster.peaks.name != "A100 80GB SXM",
+        "another vendor": cluster.peaks.name.startswith("MI"),
         "several nodes": cluster.gpus > cluster.node_size,
         "experts": bool(job.model.experts),
         "FP8": job.precision == "fp8",
     }
     return {
         **{text: np.full(shape, holds) for text, holds in job_wide.items()},
-        "recomputation other than of whole layers": np.not_equal(layouts.recompute, 2),
+        "recomputation not full": np.not_equal(layouts.recompute, 2),
         "ZeRO 2 or 3": np.greater(layouts.sharding, 1),
         "context parallelism": np.greater(layouts.context, 1),
     }
@@ -433,13 +445,9 @@ def bound_errors(job: TrainingJob, cluster: Cluster, layouts: Layout) -> tuple[A
 def _explain_intervals(job: TrainingJob, cluster: Cluster, first: Layout) -> list[str]:
     """Return a sentence on what the interval of the first layout rests on."""
     missing = [text for text, holds in _list_extrapolations(job, cluster, first).items() if holds[0]]
-    measured = "708 measured steps of GPTs on up to eight A100s with Megatron-DeepSpeed (vTrain)"
     if not missing:
-        return [f"intervals are calibrated on {measured}"]
-    return [
-        f"not calibrated: {measured} are the only measurements behind the times; the interval of the first layout is "
-        f"widened for {', '.join(missing)}"
-    ]
+        return ["intervals are calibrated on 708 measured steps of GPTs on up to eight A100s (vTrain)"]
+    return [f"first interval not calibrated: {', '.join(missing)}"]
 
 
 def _round(values: Array | float) -> NDArray[np.int64]:

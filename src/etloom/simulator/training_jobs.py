@@ -20,7 +20,7 @@ A job:                                        A cluster:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -127,12 +127,12 @@ def list_clusters() -> list[str]:
 def read_job(job: str | os.PathLike[str]) -> TrainingJob:
     """Read a job from a YAML file, or the example of that name. Raises EtloomError."""
     path = Path(job)
-    if not path.suffix and not path.exists():
-        if str(job) not in list_jobs():
-            raise UnknownName("job", str(job), list_jobs(), option="job")
+    if str(job) in list_jobs():
         with resources.as_file(resources.files("etloom.simulator").joinpath("jobs", f"{job}.yaml")) as file:
             return parse_job(read_yaml(file, "job"), path.name)
-    document = read_yaml(path, "job", f"a YAML file, or one of {', '.join(list_jobs())}")
+    if not path.suffix and not path.exists():
+        raise UnknownName("job", str(job), list_jobs(), option="job")
+    document = read_yaml(path, "job", f"expected a YAML file, or one of {', '.join(list_jobs())}")
     parsed: TrainingJob = _name_file(path, parse_job, document)
     return parsed
 
@@ -184,6 +184,10 @@ def _check_sizes(sizes: Mapping[str, float]) -> None:
         "hidden: expected a multiple of heads, or head_width": "head_width" not in sizes
         and get("hidden") % heads,
         "kv_heads: expected a divisor of heads": heads % get("kv_heads", heads),
+        "experts is missing, which top_k, expert_ffn, shared_experts and dense_layers need": not get(
+            "experts"
+        )
+        and any(map(get, ("top_k", "expert_ffn", "shared_experts", "dense_layers"))),
         "experts: expert_ffn and top_k are missing": get("experts")
         and not (get("expert_ffn") and get("top_k")),
         "top_k: expected at most the number of experts": get("top_k") > get("experts"),
@@ -196,28 +200,29 @@ def _check_sizes(sizes: Mapping[str, float]) -> None:
             raise EtloomError(text)
 
 
-def read_cluster(cluster: str | os.PathLike[str], gpus: int | None = None) -> Cluster:
+def read_cluster(
+    cluster: str | os.PathLike[str], gpus: int | None = None, find_file: Callable[[Path], Path] = Path
+) -> Cluster:
     """Read a cluster from a YAML file, or the nodes of a preset network. Raises EtloomError.
 
     Args:
         cluster: the file, or a name such as dgx-h100.
         gpus: another number of GPUs than that of the cluster.
+        find_file: returns the path of the file that the cluster names as its network, relative to its own, or raises.
     """
     path = Path(cluster)
+    name = str(cluster)
+    if name in _DEVICES:
+        size = get_preset(name).size if gpus is None else gpus
+        return parse_cluster({"device": _DEVICES[name], "network": name, "gpus": size}, name)
     if not path.suffix and not path.exists():
-        if str(cluster) not in _DEVICES:
-            raise UnknownName("cluster", str(cluster), list(_DEVICES), option="cluster")
-        document: Any = {
-            "device": _DEVICES[str(cluster)],
-            "network": str(cluster),
-            "gpus": get_preset(str(cluster)).size,
-        }
-    else:
-        document = read_yaml(path, "cluster", f"a YAML file, or one of {', '.join(_DEVICES)}")
-    if isinstance(document, dict) and gpus is not None:
-        document = {**document, "gpus": gpus}
-    if not path.suffix:
-        return parse_cluster(document, path.name)
+        raise UnknownName("cluster", name, list(_DEVICES), option="cluster")
+    document = read_yaml(path, "cluster", f"expected a YAML file, or one of {', '.join(_DEVICES)}")
+    if isinstance(document, dict):
+        document |= {} if gpus is None else {"gpus": gpus}
+        network = document.get("network")
+        if isinstance(network, str) and Path(network).suffix in (".yaml", ".yml"):
+            document["network"] = str(find_file(path.parent / network))
     parsed: Cluster = _name_file(path, parse_cluster, document)
     return parsed
 
@@ -226,8 +231,11 @@ def parse_cluster(document: Any, name: str) -> Cluster:
     """Convert a cluster, as read from YAML, to `Cluster`. Raises EtloomError that names the wrong key and value."""
     keys = {"device", "gpus", "gpus_per_node", "network", "memory_gib", "price_per_gpu_hour"}
     check_keys(document, keys, "cluster", ("device", "gpus", "network"))
+    device = document["device"]
+    if not isinstance(device, str):
+        raise EtloomError(f"device: expected a name, got {show_value(device)}")
     try:
-        peaks = lookup_peaks(parse_text(document["device"]))
+        peaks = lookup_peaks(device)
     except UnknownName as error:
         raise EtloomError(f"device: {error.what}", remedy=error.remedy) from None
     memory = document.get("memory_gib", peaks.memory_gib)

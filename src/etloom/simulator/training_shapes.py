@@ -259,10 +259,15 @@ def estimate_memory(
     per_token = HALF * model.count_activations(layout.recompute, fused=fused) / layout.tensor
     whole = HALF * model.count_activations(0, fused=fused) / layout.tensor
     working = np.where(layout.recompute == 2, tokens * whole, 0.0)
-    warmup = np.where(layout.chunks > 1, (layout.pipeline - 1) / layout.chunks, 0.0)
-    in_flight = np.minimum(layout.pipeline + warmup, layout.micro_batches)
-    first = depth * per_token * tokens * in_flight
-    last = last_depth * per_token * tokens
+    stages, chunks = layout.pipeline, layout.chunks
+    warmup = np.where(chunks > 1, (stages - 1) / chunks, 0.0)
+    first, last = (
+        layers * per_token * tokens * np.minimum(in_flight, layout.micro_batches)
+        for layers, in_flight in (
+            (depth, stages + warmup),
+            (last_depth, (stages * (chunks - 1) + 1) / chunks),
+        )
+    )
     logits = _LOGIT_BYTES * tokens * model.vocabulary / layout.tensor
     is_single = np.equal(layout.pipeline, 1)
     return {

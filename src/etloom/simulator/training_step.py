@@ -365,13 +365,14 @@ def _time_update(
     """Return the exposed time (s) of transfers among replicas, and the time of the optimizer.
 
     Gradients are reduced once per step, with ZeRO 2 and 3 after each micro-batch. With ZeRO 1 and 2, the new parameters
-    are gathered once per step, with ZeRO 3 for each forward and each backward pass.
+    are gathered once per step, with ZeRO 3 for each forward and each backward pass, layer by layer.
 
     Args:
         window: time of a stage for a micro-batch, during which transfers may overlap with computation.
     """
     stage, batches = layout.sharding, layout.micro_batches
     depth, _ = count_stage_layers(model, layout)
+    transfers = np.where(np.equal(stage, 3), depth, 1.0)
     seconds, updated = np.zeros(np.shape(window)), np.zeros(np.shape(window))
     groups = (
         (layout.data * layout.context, layout.tensor),
@@ -379,7 +380,8 @@ def _time_update(
     )
     for count, (replicas, stride) in zip(count_stage_parameters(model, layout), groups, strict=True):
         times = {
-            collective: network.compute_times(collective, size * count, replicas, stride)
+            collective: np.where(np.greater(count, 0), transfers, 0.0)
+            * network.compute_times(collective, size * count / transfers, replicas, stride)
             for collective, size in (
                 ("all_reduce", constants.gradient_bytes),
                 ("reduce_scatter", constants.gradient_bytes),

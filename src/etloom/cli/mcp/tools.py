@@ -98,7 +98,7 @@ class RunTools:
         """Return the tools in the order in which agents see them."""
         return [
             self.open_run, self.summary, self.findings, self.explain, self.compare, self.what_if, self.predict,
-            self.hangs, self.analyze, self.query, self.timeline, self.schema,
+            self.plan, self.hangs, self.analyze, self.query, self.timeline, self.schema,
         ]  # fmt: skip
 
     def _name_question(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -219,6 +219,31 @@ class RunTools:
         reasons, table = self.ask_process(run, _predict, *arguments)
         units = "times in ns; bounds: 90 % interval"
         return {"reasons": reasons, "units": units} | _list_first(table, top)
+
+    @functools.partial(_answer, is_cached=False)  # files may change
+    def plan(
+        self, job: str, cluster: str = "dgx-h100", gpus: int = 0, parallel: str = "", top: int = 8
+    ) -> dict[str, Any]:
+        """Rank the layouts of a training job on a cluster by predicted step time, with memory; needs no run.
+
+        job: an example ("llama3-8b") or a YAML file below the roots, of sizes such as layers, hidden, heads; cluster:
+        nodes ("dgx-h100") or a YAML file; gpus: 0: those of the cluster; parallel: fixed sizes of axes ("tp=8,pp=16").
+        """
+        from etloom.simulator.planning import plan
+        from etloom.simulator.resizing import parse_parallel
+        from etloom.simulator.training_jobs import MAX_GPUS, list_clusters, list_jobs, read_cluster, read_job
+
+        if not 0 <= gpus <= MAX_GPUS:
+            raise InvalidValue(f"expected up to {MAX_GPUS:,} GPUs, got {gpus:,}", option="gpus")
+        job_file = job if job in list_jobs() else self.runs.resolve(job)
+        cluster_file = cluster if cluster in list_clusters() else self.runs.resolve(cluster)
+        ranking = plan(
+            read_job(job_file),
+            read_cluster(cluster_file, gpus or None, lambda path: self.runs.resolve(str(path))),
+            parse_parallel(parallel) if parallel else None,
+        )
+        table = ranking.table.drop(f"{kind}_bytes" for kind in ranking.memory)
+        return {"reasons": ranking.reasons, "units": "times in ns"} | _list_first(table, top)
 
     def ask_process(self, run: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function about predictions of a run, whose time and memory are limited."""

@@ -117,7 +117,7 @@ def get_preset(name: str) -> Topology:
 
 def read_topology(path: Path) -> Topology:
     """Read a topology from a YAML file. Raises EtloomError."""
-    document = read_yaml(path, "topology", f"a YAML file, or one of {', '.join(PRESETS)}")
+    document = read_yaml(path, "topology", f"expected a YAML file, or one of {', '.join(PRESETS)}")
     try:
         return parse_topology(document)
     except EtloomError as error:
