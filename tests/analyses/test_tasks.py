@@ -65,6 +65,12 @@ def test_the_nearest_limit_is_a_faster_sibling(tmp_path: Path) -> None:
         assert (table["rests_on"][1:] == "roofline").all()  # the sibling itself is at a third of the roofline
 
 
+@pytest.fixture(autouse=True)
+def without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of etloom[devices] are not read, whether or not they are installed."""
+    monkeypatch.setattr(measured_tables, "find_tables", lambda: None)
+
+
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Install tables in which an H100 takes the time for the product SQUARE, in us, and as much per FLOP around it."""
