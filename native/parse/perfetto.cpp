@@ -304,10 +304,11 @@ void Trace::read_track(std::string_view bytes) {
     for (Field field, inner; message.next(field);) {
         if (field.is(1, kVarint)) uuid = field.value;
         if (field.is(5, kVarint)) read.parent = field.value;
+        if (field.is(12, kVarint)) read.order = static_cast<int32_t>(field.value), read.has_order = true;
         if (field.type != kLength) continue;
         switch (field.number) {
             case 2: case 10: case 13:
-                if (read.name.empty()) read.name = field.bytes;
+                if (read.name.empty()) read.name = field.bytes;  // an empty one is a name, too
                 break;
             case 3: read_process_fields(field.bytes, read); break;
             case 4: read_thread_fields(field.bytes, read); break;

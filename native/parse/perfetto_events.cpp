@@ -225,7 +225,7 @@ void Trace::settle_tracks() {
     for (const auto& [uuid, index] : track_numbers_) uuids[index] = uuid;
     const auto label = [&](uint32_t index) {
         const std::string_view name = tracks_[index].name;
-        return name.empty() ? "track " + std::to_string(uuids[index]) : std::string(name);
+        return name.data() == nullptr ? "track " + std::to_string(uuids[index]) : std::string(name);
     };
     const auto text_scalar = [&](std::string_view text) {
         std::string& json = kept_.emplace_back();
@@ -245,7 +245,7 @@ void Trace::settle_tracks() {
         }
         const Track& owner = tracks_[root];
         const bool is_owned = owner.has_process || owner.has_thread;
-        if (!is_owned && root == index && uuids[index] == 0 && track.name.empty()) continue;  // no track at all
+        if (!is_owned && root == index && uuids[index] == 0 && track.name.data() == nullptr) continue;  // no track at all
         track.pid_scalar = is_owned ? number_scalar(owner.pid) : text_scalar(label(root));
         if (track.has_thread) {
             track.tid_scalar = number_scalar(track.tid);
@@ -266,9 +266,10 @@ void Trace::settle_tracks() {
         }
         std::string name = track.has_process ? "events of the process" : label(index);
         const std::string pid = is_owned ? std::to_string(owner.pid) : label(root);
-        if (!used.emplace(pid, name).second) used.emplace(pid, name += " (" + std::to_string(uuids[index]) + ")");
+        if ((is_owned || root != index) && !used.emplace(pid, name).second) used.emplace(pid, name += " (" + std::to_string(uuids[index]) + ")");
         track.tid_scalar = text_scalar(name);
         if (is_owned && !track.has_process && !track.is_counter) add_name(track, "thread_name", "name", name);
+        if (track.has_order && !track.has_process) add_order(track, root == index ? "process_sort_index" : "thread_sort_index");
     }
     for (Track& track : tracks_) {
         if (track.is_sub_track && track.tid_scalar.empty()) {

@@ -263,18 +263,19 @@ void Writer::write_track(Track& track) {
     std::string descriptor, inner;
     put(descriptor, 1, track.uuid);
     const auto order = exactly<int32_t>(track.order);
-    const auto put_order = [&] {
-        if (order) put(inner, 3, static_cast<uint64_t>(static_cast<int64_t>(*order)));
+    const auto put_order = [&](std::string& to, uint32_t field) {
+        if (order) put(to, field, static_cast<uint64_t>(static_cast<int64_t>(*order)));
     };
     if (!is_thread) {
         if (has_process) {
             put(inner, 1, static_cast<uint64_t>(*exactly<int32_t>(track.pid)));
-            put_order();
+            put_order(inner, 3);
             if (!track.name.empty()) put(inner, 6, track.name);
             if (!track.labels.empty()) put(inner, 8, track.labels);
             put(descriptor, 3, inner);
         } else {
             put(descriptor, 2, plain(track.pid));
+            put_order(descriptor, 12);
         }
     } else {
         const std::string pid = track.pid, tid = track.tid;
@@ -288,11 +289,12 @@ void Writer::write_track(Track& track) {
         } else if (has_process && number) {
             put(inner, 1, static_cast<uint64_t>(*exactly<int32_t>(pid)));
             put(inner, 2, static_cast<uint64_t>(*number));
-            put_order();
+            put_order(inner, 3);
             if (!track.name.empty()) put(inner, 5, track.name);
             put(descriptor, 4, inner);
         } else {
             put(descriptor, 2, plain(tid));
+            put_order(descriptor, 12);
         }
     }
     std::string packet;

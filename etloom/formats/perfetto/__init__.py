@@ -71,8 +71,9 @@ def sniff(head: bytes) -> bool:
     at, has_evidence = 0, False
     for _ in range(_SNIFFED_PACKETS):
         length, start = _read_length(head, at)
+        is_cut = start + length > len(head) if start else head[at:] == b"\x0a"
         if not start:
-            return has_evidence and at == len(head)
+            return has_evidence and (is_cut or at == len(head))
         packet = MessageData(head[start : start + length])
         fields = packet.scan_all()
         numbers, types = fields.number.tolist(), fields.wire.tolist()
@@ -80,11 +81,9 @@ def sniff(head: bytes) -> bool:
         for number, wire in zip(numbers, types, strict=True):
             if number > _MAX_FIELD or wire != (VARINT if number in _NUMBERS else LENGTH):
                 return False
+        if is_cut or packet.damaged:
+            return has_evidence and is_cut
         at = start + length
-        if packet.damaged:
-            return False
-        if at >= len(head):
-            return has_evidence
     return has_evidence
 
 
@@ -239,14 +238,14 @@ def _separate_ranks(parsed: ParsedFile, ranks: Mapping[str, Any]) -> Iterator[tu
         header = header if isinstance(header, dict) else {}
         if "baseTimeNanoseconds" in parsed.header and description.get("clock") == "epoch":
             header = header | {"baseTimeNanoseconds": parsed.header["baseTimeNanoseconds"]}
-        tables = _select_processes(parsed.tables, processes)
+        tables = _select_processes(parsed.tables, processes, rank)
         header = {"distributedInfo": {"rank": int(rank)}} | header
         yield int(rank), ParsedFile(tables, header, stats, tables["events"].height)
         stats = []
 
 
 def _select_processes(
-    tables: Mapping[str, pl.DataFrame], processes: Mapping[str, Any]
+    tables: Mapping[str, pl.DataFrame], processes: Mapping[str, Any], rank: str
 ) -> dict[str, pl.DataFrame]:
     """Return the rows of some processes, with the recorded numbers (or names) of the processes."""
     names = tables["tracks"]["name"].cast(pl.String).to_list()
@@ -277,6 +276,12 @@ def _select_processes(
             pl.col("pid").replace_strict(pids, return_dtype=pl.Int64),
             *([pl.col("tid").replace(tids)] if tids else []),
         )
+    # The name of a process states its rank, and its number the order of the processes in the file.
+    selected["metadata"] = (
+        selected["metadata"]
+        .filter(pl.col("kind").cast(pl.String) != "process_sort_index")
+        .with_columns(pl.col("args").cast(pl.String).str.replace(f'"rank {rank}: ', '"', literal=True))
+    )
     rows = selected["events"].select(
         pl.col("row").alias("event"), new=pl.int_range(pl.len(), dtype=pl.UInt32)
     )
