@@ -81,7 +81,7 @@ def _correct_ranks(traces: dict[int, Trace]) -> dict[int, Trace]:
         return table.with_columns(correct_clocks(times, clocks)["start"].alias("ts"))
 
     return {
-        rank: trace.replace(**{name: correct(rank, trace.table(name)) for name in _TIMED})
+        rank: trace.replace(None, **{name: correct(rank, trace.table(name)) for name in _TIMED})
         if rank in corrected
         else trace
         for rank, trace in traces.items()

@@ -197,7 +197,8 @@ def test_counters_add_up_and_stand_next_to_events(tmp_path: Path) -> None:
     defaults = written.packet.add(trusted_packet_sequence_id=1).trace_packet_defaults.track_event_defaults
     defaults.extra_counter_track_uuids.append(2)
     for ts in (1, 2):
-        add(written, 1, ts, "x", extra_counter_values=[5], extra_double_counter_track_uuids=[3], extra_double_counter_values=[0.5 * ts])  # fmt: skip
+        others = {"extra_double_counter_track_uuids": [3], "extra_double_counter_values": [0.5 * ts]}
+        add(written, 1, ts, "x", extra_counter_values=[5], **others)
         add(written, 2, ts + 10)
     add(written, 4, 7, track=4, double_counter_value=2.5)
     add(written, 4, 8, track=4)
@@ -231,7 +232,7 @@ def test_phases_of_the_trace_event_format(tmp_path: Path) -> None:
         ("E", {}, {"timestamp_delta_us": 2}), ("I", {}, {"timestamp_absolute_us": 2000}),
         ("b", {"unscoped_id": 5}, {"timestamp_absolute_us": 2001}), ("M", {}, {"timestamp_absolute_us": 2001}),
         ("s", {"unscoped_id": 9}, {"timestamp_absolute_us": 2002}),
-        ("f", {"unscoped_id": 9, "bind_to_enclosing": True, "pid_override": 1, "tid_override": 2}, {"timestamp_absolute_us": 2003}),
+        ("f", {"unscoped_id": 9, "pid_override": 1, "tid_override": 2}, {"timestamp_absolute_us": 2003}),
         ("i", {"bind_id": 4, "flow_direction": 2}, {"timestamp_absolute_us": 2004}),
         ("i", {"bind_id": 4, "flow_direction": 1}, {"timestamp_absolute_us": 2005}),
     ):  # fmt: skip
@@ -247,8 +248,10 @@ def test_phases_of_the_trace_event_format(tmp_path: Path) -> None:
         for row in events(trace)
     ]
     assert rows == [
-        ("X", "X", 1001, 5000, 10, 11, None), ("X", "B", 1011, 2000, 10, 11, None), ("I", "I", 2000, None, 10, 11, None),
-        ("b", "b", 2001, None, 10, 11, '{".id": 5}'), ("i", "i", 2004, None, 10, 11, None), ("i", "i", 2005, None, 10, 11, None),
+        ("X", "X", 1001, 5000, 10, 11, None), ("X", "B", 1011, 2000, 10, 11, None),
+        ("I", "I", 2000, None, 10, 11, None),
+        ("b", "b", 2001, None, 10, 11, '{".id": 5}'), ("i", "i", 2004, None, 10, 11, None),
+        ("i", "i", 2005, None, 10, 11, None),
     ]  # fmt: skip
     assert trace.flows.select("ph", "name", "flow", "pid", "tid").rows() == [
         ("s", "s", 9, 10, 11), ("f", "f", 9, 1, 2), ("s", None, 4, 10, 11), ("f", None, 4, 10, 11),
@@ -298,7 +301,9 @@ def test_a_truncated_file_is_read_up_to_there(tmp_path: Path) -> None:
     written = packets.Trace()
     packets.write_sequence(written, 5, size=6)
     content = written.SerializeToString()
-    ends = [packets.Trace(packet=written.packet[:count]).ByteSize() for count in range(1, len(written.packet))]
+    ends = [
+        packets.Trace(packet=written.packet[:count]).ByteSize() for count in range(1, len(written.packet))
+    ]
     path = tmp_path / "run.pftrace"
     rows = []
     for end in ends:

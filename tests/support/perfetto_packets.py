@@ -17,8 +17,9 @@ MESSAGES = {
     "Trace": "packet=1*TracePacket",
     "TracePacket": "chrome_events=5:ChromeEventBundle clock_snapshot=6:ClockSnapshot timestamp=8:uint64 "
     "trusted_packet_sequence_id=10:uint32 track_event=11:TrackEvent interned_data=12:InternedData "
-    "sequence_flags=13:uint32 trace_config=33:bytes incremental_state_cleared=41:bool previous_packet_dropped=42:uint32 "
-    "thread_descriptor=44:ThreadDescriptor compressed_packets=50:bytes timestamp_clock_id=58:uint32 "
+    "sequence_flags=13:uint32 trace_config=33:bytes incremental_state_cleared=41:bool "
+    "previous_packet_dropped=42:uint32 thread_descriptor=44:ThreadDescriptor "
+    "compressed_packets=50:bytes timestamp_clock_id=58:uint32 "
     "trace_packet_defaults=59:TracePacketDefaults track_descriptor=60:TrackDescriptor cpu_info=67:bytes "
     "zstd_compressed_packets=133:bytes",
     "ChromeEventBundle": "metadata=2*ChromeMetadata legacy_json_trace=5*bytes",
@@ -43,8 +44,9 @@ MESSAGES = {
     "terminating_flow_ids=48*fixed64",
     "LegacyEvent": "name_iid=1:uint64 phase=2:int32 duration_us=3:int64 unscoped_id=6:uint64 bind_id=8:uint64 "
     "bind_to_enclosing=12:bool flow_direction=13:int32 pid_override=18:int32 tid_override=19:int32",
-    "DebugAnnotation": "name_iid=1:uint64 bool_value=2:bool uint_value=3:uint64 int_value=4:int64 double_value=5:double "
-    "string_value=6:string pointer_value=7:uint64 nested_value=8:NestedValue legacy_json_value=9:string name=10:string "
+    "DebugAnnotation": "name_iid=1:uint64 bool_value=2:bool uint_value=3:uint64 int_value=4:int64 "
+    "double_value=5:double string_value=6:string "
+    "pointer_value=7:uint64 nested_value=8:NestedValue legacy_json_value=9:string name=10:string "
     "dict_entries=11*DebugAnnotation array_values=12*DebugAnnotation proto_value=14:bytes string_value_iid=17:uint64",
     "NestedValue": "nested_type=1:int32 dict_keys=2*string dict_values=3*NestedValue array_values=4*NestedValue "
     "int_value=5:int64 double_value=6:double bool_value=7:bool string_value=8:string",

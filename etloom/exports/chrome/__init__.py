@@ -169,7 +169,7 @@ def describe_rank(trace: Trace) -> dict[str, Any]:
     """Return the members of a file next to its events, as they were in the rank's original file."""
     meta = trace.meta
     excluded = {"traceEvents", "baseTimeNanoseconds", "execution_trace"}
-    header = {"schemaVersion": 1}
+    header: dict[str, Any] = {"schemaVersion": 1}
     header |= {key: value for key, value in meta.get("header", {}).items() if key not in excluded}
     header |= {"deviceProperties": meta.get("device_properties", [])}
     return header | ({"distributedInfo": meta["distributed"]} if meta.get("distributed") else {})

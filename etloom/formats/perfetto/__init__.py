@@ -44,22 +44,22 @@ from etloom.formats.io.native_parser import (
 from etloom.formats.io.protobuf_fields import LENGTH, VARINT, MessageData
 
 RANKS_MEMBER = "etloom_ranks"
-"""Member of a file of several ranks: {rank: {"processes": {process in the file: recorded process}, "header": members}}."""
+"""Member of a file of several ranks: rank -> "processes" (process in the file -> recorded process), "header", "clock"."""
 _MAX_BYTES = 1 << 36
 _CHUNK = 1 << 20
 _MAX_FIELD = 1 << 10
 _SNIFFED_PACKETS = 3
 _NUMBERS = (3, 8, 10, 13, 41, 42, 58, 79, 87, 98)
 """Fields of a packet that are numbers; all others are messages or bytes."""
-_EVIDENCE = ((8, VARINT), (10, VARINT), (6, LENGTH), (11, LENGTH), (33, LENGTH), (36, LENGTH), (50, LENGTH), (60, LENGTH), (89, LENGTH), (133, LENGTH))  # fmt: skip
+_EVIDENCE = ((8, VARINT), (10, VARINT), *((number, LENGTH) for number in (6, 11, 33, 36, 50, 60, 89, 133)))
 """Fields of which each trace has one in its first packets."""
 _HEAD_BYTES = 1 << 16
 _RANK = re.compile(rb'distributedInfo.{1,12}?\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})', re.DOTALL)
 _ANNOTATION_FIELDS = 1 << 30
 _NAMES = {
     1: "ftrace events", 2: "process tree", 5: "Chrome events as JSON", 7: "system statistics", 9: "process statistics",
-    33: "trace configuration", 34: "ftrace statistics", 35: "trace statistics", 37: "heap profile", 43: "process descriptor",
-    50: "compressed packets that are damaged", 51: "Chrome metadata", 56: "heap graph", 66: "CPU samples",
+    33: "trace configuration", 34: "ftrace statistics", 35: "trace statistics", 37: "heap profile",
+    43: "process descriptor", 50: "compressed packets that are damaged", 51: "Chrome metadata", 56: "heap graph", 66: "CPU samples",
     67: "CPU information", 89: "trace identifier", 133: "compressed packets that are damaged", 135: "stack samples",
 }  # fmt: skip
 _ABOUT_TRACE = (33, 34, 35, 36, 45, 51, 69, 72, 89, 124, 126)
