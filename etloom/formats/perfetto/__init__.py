@@ -1,4 +1,4 @@
-"""Perfetto's protobuf traces (.pftrace, .perfetto-trace), as the Perfetto SDK, rocprofv3 and `etloom export` write them.
+"""Perfetto's protobuf traces (.pftrace, .perfetto-trace), as the Perfetto SDK, rocprofv3 and `etloom export` do.
 
 Read: track events (slices, instants, counters, flows) with their tracks, interned names and debug annotations, clock
 snapshots, packets compressed with zlib or zstd, the older events that hold phases of the Trace Event Format, and the
@@ -44,7 +44,7 @@ from etloom.formats.io.native_parser import (
 from etloom.formats.io.protobuf_fields import LENGTH, VARINT, MessageData
 
 RANKS_MEMBER = "etloom_ranks"
-"""Member of a file of several ranks: rank -> "processes" (process in the file -> recorded process), "header", "clock"."""
+"""Member of a file of several ranks: rank -> processes (that of the file -> the recorded one), header, clock."""
 _MAX_BYTES = 1 << 36
 _CHUNK = 1 << 20
 _MAX_FIELD = 1 << 10
@@ -59,8 +59,9 @@ _ANNOTATION_FIELDS = 1 << 30
 _NAMES = {
     1: "ftrace events", 2: "process tree", 5: "Chrome events as JSON", 7: "system statistics", 9: "process statistics",
     33: "trace configuration", 34: "ftrace statistics", 35: "trace statistics", 37: "heap profile",
-    43: "process descriptor", 50: "compressed packets that are damaged", 51: "Chrome metadata", 56: "heap graph", 66: "CPU samples",
-    67: "CPU information", 89: "trace identifier", 133: "compressed packets that are damaged", 135: "stack samples",
+    43: "process descriptor", 50: "compressed packets that are damaged", 51: "Chrome metadata",
+    56: "heap graph", 66: "CPU samples", 67: "CPU information", 89: "trace identifier",
+    133: "compressed packets that are damaged", 135: "stack samples",
 }  # fmt: skip
 _ABOUT_TRACE = (33, 34, 35, 36, 45, 51, 69, 72, 89, 124, 126)
 """Packets that describe the recording, without which nothing is missing."""
