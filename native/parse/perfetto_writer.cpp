@@ -212,7 +212,7 @@ void Writer::write_event() {
     event.clear();
     put(event, 9, uint64_t{2});
     put(event, 11, track.uuid);
-    write_packet(*ts + *dur, event);
+    write_packet(static_cast<int64_t>(static_cast<uint64_t>(*ts) + static_cast<uint64_t>(*dur)), event);
 }
 
 void Writer::write_packet(int64_t ts, std::string_view track_event) {

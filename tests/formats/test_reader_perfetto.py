@@ -374,6 +374,31 @@ def test_damaged_bytes_never_fail_otherwise(
         assert "\n" not in str(error)
 
 
+def test_categories_of_rocprofv3_become_those_of_kineto(tmp_path: Path) -> None:
+    written = packets.Trace()
+    make_thread(written)
+    for uuid, name in ((2, "COMPUTE AGENT [4] QUEUE [0] (GPU)"), (3, "COMPUTE AGENT [5] QUEUE [0] (GPU)")):
+        written.packet.add(track_descriptor={"uuid": uuid, "name": name})
+    for ts, track, cat, name, arguments in (
+        (1, 1, "hip_api", "hipLaunchKernel", {"corr_id": 8}),
+        (20, 2, "kernel_dispatch", "gemm", {"corr_id": 8, "agent": 4}),
+        (40, 1, "hip_api", "hipMemcpyAsync", {"corr_id": 9}), (50, 1, "marker_api", "step", {"corr_id": 10}),
+        (60, 3, "memory_copy", "MEMORY_COPY_HOST_TO_DEVICE", {"corr_id": 9, "agent": 5}),
+    ):  # fmt: skip
+        event = add(written, 1, ts, name, track, categories=[cat])
+        for key, value in arguments.items():
+            event.debug_annotations.add(name=key, uint_value=value)
+        add(written, 2, ts + 5, track=track)
+    trace = etloom.link(read(written, tmp_path))
+    columns = ("cat", "name", "device", "stream", "correlation")
+    assert trace.events.select(columns).rows() == [
+        ("cuda_runtime", "hipLaunchKernel", None, None, 8), ("kernel", "gemm", 0, 0, 8),
+        ("cuda_runtime", "hipMemcpyAsync", None, None, 9), ("user_annotation", "step", None, None, None),
+        ("gpu_memcpy", "Memcpy HtoD (Host -> Device)", 1, 1, 9),
+    ]  # fmt: skip
+    assert trace.launches.drop_nulls(["launch", "device_event"]).height == 2
+
+
 def test_sniffing_by_content() -> None:
     written = packets.Trace()
     packets.write_sequence(written, 1)

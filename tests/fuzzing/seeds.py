@@ -432,13 +432,10 @@ def _write_xplane(folder: Path) -> None:
     write_gpus(folder)
 
 
-def _write_perfetto(folder: Path) -> None:
-    """One rank as the SDK records it, with every argument of Kineto, and a file of two ranks."""
-    _write_exported("perfetto", "ranks.pftrace")(folder)
+def _write_perfetto_recording(folder: Path) -> None:
     recording = perfetto_packets.Trace()
     perfetto_packets.write_sequence(recording, 1)
-    content = recording.SerializeToString()
-    recording.packet.add(compressed_packets=zlib.compress(content))
+    recording.packet.add(compressed_packets=zlib.compress(recording.SerializeToString()))
     (folder / "sdk.pftrace").write_bytes(recording.SerializeToString())
 
 
@@ -490,8 +487,8 @@ SEEDS: dict[str, Seed] = {
     "nccl-inspector": Seed(_write_nccl_inspector, ("host-pid1.log",)),
     "nccl-ras": Seed(_write_nccl_ras, ("ras.json", "ras.json", "ras.txt", "ras_old.txt")),
     "xplane": Seed(_write_xplane, ("host.xplane.pb",)),
-    "perfetto": Seed(_write_perfetto, ("ranks.pftrace",), "ranks.pftrace"),
-    "perfetto-sdk": Seed(_write_perfetto, ("sdk.pftrace",), "sdk.pftrace"),
+    "perfetto": Seed(_write_exported("perfetto", "ranks.pftrace"), ("ranks.pftrace",)),
+    "perfetto-sdk": Seed(_write_perfetto_recording, ("sdk.pftrace",)),
     "pipeline-operations": Seed(_write_pipeline_operations, ("operations.parquet",)),
     "param-basic": Seed(_write_param, ("comms_rank0.json",)),
     "parquet": Seed(

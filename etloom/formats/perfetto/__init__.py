@@ -3,8 +3,8 @@
 Read: track events (slices, instants, counters, flows) with their tracks, interned names and debug annotations, clock
 snapshots, packets compressed with zlib or zstd, the older events that hold phases of the Trace Event Format, and the
 members of a Chrome trace that was converted. Events become those of a Kineto trace: annotations are arguments, so that
-a converted trace of PyTorch's profiler is linked as the original. A track without a thread is identified by its name.
-Other packets (ftrace, heap graphs, CPU samples) are not read, but counted.
+a converted trace of PyTorch's profiler is linked as the original; rocprofv3's categories become Kineto's. A track
+without a thread is identified by its name. Other packets (ftrace, heap graphs, CPU samples) are not read, but counted.
 
 Times are since the epoch if a clock snapshot states the wall clock, else those of the trace's clock.
 
@@ -42,6 +42,7 @@ from etloom.formats.io.native_parser import (
     state_troubles,
 )
 from etloom.formats.io.protobuf_fields import LENGTH, VARINT, MessageData
+from etloom.formats.perfetto.rocprofv3 import categorize
 
 RANKS_MEMBER = "etloom_ranks"
 """Member of a file of several ranks: rank -> processes (that of the file -> the recorded one), header, clock."""
@@ -146,7 +147,7 @@ def read(path: Path, *, limit: SizeLimit = _MAX_BYTES) -> Trace | Job:
 
 def _build_trace(parsed: ParsedFile, path: Path) -> Trace:
     trace = kineto.to_trace(parsed, path)
-    return trace.replace(meta={**trace.meta, "formats": ["perfetto"]})
+    return categorize(trace.replace(meta={**trace.meta, "formats": ["perfetto"]}))
 
 
 def _decompress_packets(content: bytearray, path: Path, limit: int) -> bytes | bytearray:
