@@ -98,7 +98,9 @@ Trace::Trace(std::string_view bytes, size_t max_rows) : bytes_(bytes) {
     add_flows();
     add_counters();
     for (auto& [name, table] : tables) table.settle(troubles);
-    events_.order(nullptr);
+    constexpr size_t kManyRows = 1 << 17;
+    Worker worker;
+    events_.order(records_.size() > kManyRows && Computing::has_room() ? &worker : nullptr);
 }
 
 void Trace::read_packet(std::string_view bytes) {

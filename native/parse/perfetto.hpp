@@ -142,6 +142,7 @@ class Trace {
     void append_annotation(std::string& json, std::string_view bytes, const State& state, int depth, std::string_view& key);
     void append_nested(std::string& json, std::string_view bytes, int depth);
     void append_interned(std::string& json, std::string_view text);
+    bool is_affordable(std::string_view text);
     // The text with JSON's escapes, for as long as the object lives.
     std::string_view keep(std::string_view raw);
     // A text of the event that is being written, until the next one.

@@ -137,7 +137,7 @@ void Trace::append_annotation(std::string& json, std::string_view bytes, const S
     for (Field field; annotation.next(field);) {
         const bool is_number = field.type == kVarint, is_bytes = field.type == kLength;
         switch (field.number) {
-            case 1: if (is_number) key = state.keys.find(field.value); break;
+            case 1: if (is_number) key = is_affordable(state.keys.find(field.value)) ? state.keys.find(field.value) : ""; break;
             case 2: if (is_number) restart(), json += field.value != 0 ? "true" : "false"; break;
             case 3: case 7: if (is_number) restart(), append_number(json, field.value); break;
             case 4: if (is_number) restart(), append_number(json, static_cast<int64_t>(field.value)); break;
@@ -167,14 +167,15 @@ void Trace::append_annotation(std::string& json, std::string_view bytes, const S
     if (bracket != 0) json += bracket;
 }
 
-// A text that stands once in the file. What many events repeat could take more memory than the file allows to expect.
-void Trace::append_interned(std::string& json, std::string_view text) {
+// Whether a text of the file, which any number of events may repeat, takes no more memory than the file lets expect.
+bool Trace::is_affordable(std::string_view text) {
     constexpr size_t kTimes = 16, kAlways = 1 << 25;
     spent_ += text.size();
-    if (text.data() == nullptr || spent_ > bytes_.size() * kTimes + kAlways) {
-        troubles["pftrace_no_name"].add("a text of an annotation");
-        return;
-    }
+    return spent_ <= bytes_.size() * kTimes + kAlways;
+}
+
+void Trace::append_interned(std::string& json, std::string_view text) {
+    if (text.data() == nullptr || !is_affordable(text)) return troubles["pftrace_no_name"].add("a text of an annotation");
     json.append("\"").append(text).append("\"");
 }
 
@@ -220,7 +221,8 @@ std::string_view Trace::keep(std::string_view raw) {
 
 // How events state the processes and threads of their tracks. A track that belongs to none is identified by its name.
 void Trace::settle_tracks() {
-    std::set<std::pair<std::string, std::string>> used;
+    std::set<std::pair<std::string_view, std::string>> used;  // of a process (its number or name)
+    std::unordered_map<std::string, Scalar> pids;  // by process or root
     std::vector<uint64_t> uuids(tracks_.size());
     for (const auto& [uuid, index] : track_numbers_) uuids[index] = uuid;
     const auto label = [&](uint32_t index) {
@@ -246,7 +248,10 @@ void Trace::settle_tracks() {
         const Track& owner = tracks_[root];
         const bool is_owned = owner.has_process || owner.has_thread;
         if (!is_owned && root == index && uuids[index] == 0 && track.name.data() == nullptr) continue;  // no track at all
-        track.pid_scalar = is_owned ? number_scalar(owner.pid) : text_scalar(label(root));
+        // The name of the root is kept once, however many tracks are below it.
+        auto& pid_text = pids[is_owned ? std::to_string(owner.pid) : "\n" + std::to_string(root)];
+        if (pid_text.empty()) pid_text = is_owned ? Scalar{kept_.emplace_back(std::to_string(owner.pid))} : text_scalar(label(root));
+        track.pid_scalar = is_owned ? number_scalar(owner.pid) : pid_text;
         if (track.has_thread) {
             track.tid_scalar = number_scalar(track.tid);
             add_name(track, "thread_name", "name", track.name);
@@ -265,7 +270,7 @@ void Trace::settle_tracks() {
             continue;
         }
         std::string name = track.has_process ? "events of the process" : label(index);
-        const std::string pid = is_owned ? std::to_string(owner.pid) : label(root);
+        const std::string_view pid = pid_text.token;
         if ((is_owned || root != index) && !used.emplace(pid, name).second) used.emplace(pid, name += " (" + std::to_string(uuids[index]) + ")");
         track.tid_scalar = text_scalar(name);
         if (is_owned && !track.has_process && !track.is_counter) add_name(track, "thread_name", "name", name);
@@ -339,7 +344,9 @@ void Trace::add_category(Event& event, std::string_view category, std::string*& 
         if (!category.empty()) event.cat = category;
         return;
     }
+    constexpr size_t kLongest = 1 << 10;
     if (joined == nullptr) joined = &room(), joined->append(event.cat);
+    if (joined->size() > kLongest) return;
     joined->append(",").append(category);
     event.cat = *joined;
 }

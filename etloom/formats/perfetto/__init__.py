@@ -64,6 +64,7 @@ _NAMES = {
     56: "heap graph", 66: "CPU samples", 67: "CPU information", 89: "trace identifier",
     133: "compressed packets that are damaged", 135: "stack samples",
 }  # fmt: skip
+_COMPRESSED = {50, 133}
 _ABOUT_TRACE = (33, 34, 35, 36, 45, 51, 69, 72, 89, 124, 126)
 """Packets that describe the recording, without which nothing is missing."""
 
@@ -124,7 +125,9 @@ def read(path: Path, *, limit: SizeLimit = _MAX_BYTES) -> Trace | Job:
         example = f"damaged or cut-off compressed data: {error}"
         stats.append(Stat("read.corrupt_compression", "data_loss", 1, example))
     rows = max_rows()
-    columns, summary = _native.read_perfetto(_decompress_packets(content, path, limit), rows)
+    columns, summary = _native.read_perfetto(content, rows)
+    if _COMPRESSED & summary["unread_packets"].keys():
+        columns, summary = _native.read_perfetto(_decompress_packets(content, path, limit), rows)
     tables = build_frames(columns, summary["packets"])
     check_rows(tables["events"].height + tables["counters"].height, path, rows)
     stats += [*state_troubles(summary["troubles"]), *_state_losses(summary)]
@@ -150,15 +153,13 @@ def _build_trace(parsed: ParsedFile, path: Path) -> Trace:
     return categorize(trace.replace(meta={**trace.meta, "formats": ["perfetto"]}))
 
 
-def _decompress_packets(content: bytearray, path: Path, limit: int) -> bytes | bytearray:
+def _decompress_packets(content: bytearray, path: Path, limit: int) -> bytes:
     """Return a trace with the packets of its compressed packets in their place.
 
     Raises:
         LimitError: They are larger than allowed.
     """
     compressed = _native.find_compressed_packets(content)
-    if not compressed:
-        return content
     limit = max_text_bytes(limit)
     pieces: list[bytes | bytearray] = []
     total = last = 0
