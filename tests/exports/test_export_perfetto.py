@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,35 @@ def test_ranks_read_back_as_a_job(tmp_path: Path) -> None:
     assert names == ["rank 0: GPU 0", "rank 0: python", "rank 1: GPU 0", "rank 1: python"]
     flows = [flow for packet in written.packet for flow in packet.track_event.flow_ids]
     assert len(flows) == len(set(flows)) == 4
+
+
+def test_ranks_are_on_the_clock_of_the_reference(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    chance = random.Random(5)
+    ends = [1000 * (number + 1) + chance.randrange(200) for number in range(40)]
+    for rank, offset in enumerate((0, 5000)):
+        document = small_traces.kineto(rank)
+        document["traceEvents"] = [
+            small_traces.complete_event(
+                "kernel", "ncclDevKernel_AllReduce_Sum_f32", end + offset - length, length, 0, 7, stream=7, device=0,
+                **{"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
+                   "Group size": 2, "Seq": number, "dtype": "Float", "In msg nelems": 1000, "Out msg nelems": 1000},
+            )
+            for number, end in enumerate(ends)
+            for length in (chance.randrange(50, 300),)
+        ]  # fmt: skip
+        (run / f"trace_rank{rank}.json").write_text(json.dumps(document | {"host_name": f"host{rank}"}))
+    job = etloom.open(run, use_cache=False)
+    back = read_back(job, tmp_path)
+    assert isinstance(back, Job)
+    apart = {
+        name: (
+            (run[1].events["ts"] + run[1].events["dur"]) - (run[0].events["ts"] + run[0].events["dur"])
+        ).to_list()
+        for name, run in (("recorded", job), ("written", back))
+    }
+    assert set(apart["recorded"]) == {5_000_000} and max(map(abs, apart["written"])) < 20_000
 
 
 def test_overlapping_slices_get_a_track_below_their_own(tmp_path: Path) -> None:
