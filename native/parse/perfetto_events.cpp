@@ -66,6 +66,9 @@ void append_escaped(std::string& json, std::string_view raw) {
         } else if (c == '"' || c == '\\') {
             json += '\\';
             json += c;
+        } else if (const size_t letter = std::string_view("\b\f\n\r\t").find(c); letter != std::string_view::npos) {
+            json += '\\';
+            json += "bfnrt"[letter];
         } else if (static_cast<uint8_t>(c) < 0x20) {
             char text[8];
             std::snprintf(text, sizeof text, "\\u%04x", static_cast<unsigned>(c));

@@ -37,6 +37,9 @@ def content(trace: Trace, name: str) -> pl.DataFrame:
     table = trace.table(name).cast({pl.Categorical: pl.String}).drop(NOT_KEPT, strict=False)
     if name == "flows":
         table = table.filter(pl.col("cat").fill_null("") != "ac2g").drop("id").sort(pl.all(), nulls_last=True)
+    if "args" in table.columns:  # of equal texts, some are written with escapes and some without
+        args = [text if text is None else json.dumps(json.loads(text)) for text in table["args"]]
+        table = table.with_columns(args=pl.Series(args, dtype=pl.String))
     columns = [column for column in ("pid", "tid") if column in table.columns]
     return table.with_columns(pl.col(column).cast(pl.String).replace(texts) for column in columns)
 
