@@ -57,6 +57,7 @@ def execution_trace_parser() -> Parser: ...
 
 class PerfettoSummary(TypedDict):
     packets: int
+    rows: int
     damaged: int
     trailing: int
     is_cut: bool

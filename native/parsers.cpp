@@ -104,6 +104,7 @@ nb::tuple read_perfetto(const nb::object& from, size_t max_rows) {
     }();
     nb::dict all;
     all["packets"] = trace->packets;
+    all["rows"] = trace->rows;
     all["damaged"] = trace->damaged;
     all["trailing"] = trace->trailing;
     all["is_cut"] = trace->is_cut;

@@ -89,6 +89,7 @@ Trace::Trace(std::string_view bytes, size_t max_rows) : bytes_(bytes) {
             ++damaged;
         }
     }
+    rows = records_.size() + samples_.size();
     is_cut = trace.is_cut();
     trailing = trace.is_damaged() ? static_cast<uint64_t>(bytes.data() + bytes.size() - last) : 0;
     settle_clocks();

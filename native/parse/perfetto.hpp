@@ -99,14 +99,14 @@ constexpr uint32_t kAnnotationFields = 1 << 30;
 
 class Trace {
   public:
-    // The bytes outlive the object. Reading stops behind `max_rows` events.
+    // The bytes outlive the object. Reading stops behind `max_rows` rows: events, of which a slice has two, and samples.
     Trace(std::string_view bytes, size_t max_rows);
 
     Tables tables;
     Troubles troubles;
     std::vector<std::pair<std::string, std::string>> header;  // members of a converted JSON trace: key, JSON
     std::map<uint32_t, uint64_t> unread_packets, unread_fields;  // by field number, of annotations from kAnnotationFields on
-    uint64_t packets = 0, damaged = 0, trailing = 0;
+    uint64_t packets = 0, rows = 0, damaged = 0, trailing = 0;
     bool is_cut = false;
     int64_t epoch = 0;  // to be added to times; 0: not known
 
@@ -174,9 +174,9 @@ class Trace {
         uint64_t id;
         int64_t ts;
         uint32_t record;
-        bool terminates, is_device = false;
+        bool terminates, is_device;
     };
-    std::vector<FlowEnd> flow_ends_;
+    Buffer<FlowEnd> flow_ends_;
     std::deque<std::string> kept_;   // texts that differ from those of the file
     std::deque<std::string> rooms_;  // of the event that is being written
     size_t used_ = 0;

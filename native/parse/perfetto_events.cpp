@@ -315,6 +315,9 @@ void Trace::add_order(const Track& track, std::string_view kind) {
 // An end closes the last slice that began on its track.
 void Trace::pair_slices() {
     std::vector<std::vector<uint32_t>> by_track(tracks_.size());
+    std::vector<size_t> counts(tracks_.size());
+    for (const Record& record : records_) counts[record.track] += record.phase == 'B' || record.phase == 'E';
+    for (size_t track = 0; track < counts.size(); ++track) by_track[track].reserve(counts[track]);
     for (uint32_t i = 0; i < records_.size(); ++i) {
         if (records_[i].phase == 'B' || records_[i].phase == 'E') by_track[records_[i].track].push_back(i);
     }
@@ -427,13 +430,13 @@ void Trace::add_legacy(Event& event, std::string_view bytes, const State& state,
         if (field.is(8, kVarint)) bind = field.value;
         if (field.is(13, kVarint)) direction = field.value;
     }
-    if (bind != 0 && direction != 0) flow_ends_.push_back({bind, records_[number].ts, number, direction == 1});
+    if (bind != 0 && direction != 0) flow_ends_.push_back({bind, records_[number].ts, number, direction == 1, false});
 }
 
 void Trace::add_flow_ends(const Field& field, uint32_t number) {
     const bool terminates = field.number == 42 || field.number == 48;
     each_number(field, field.number >= 47 ? kFixed64 : kVarint, [&](uint64_t id) {
-        flow_ends_.push_back({id, records_[number].ts, number, terminates});
+        flow_ends_.push_back({id, records_[number].ts, number, terminates, false});
     });
 }
 

@@ -352,6 +352,8 @@ def test_limits_on_rows_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert 20 < row["args"].count("[") < 40
     for ts in range(20):
         add(written, 3, ts, "x")
+    monkeypatch.setenv("ETLOOM_MAX_ROWS", "21")
+    assert len(events(read(written, tmp_path))) == 21
     monkeypatch.setenv("ETLOOM_MAX_ROWS", "10")
     with pytest.raises(LimitError, match="more than 10 rows"):
         read(written, tmp_path)

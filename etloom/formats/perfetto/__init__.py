@@ -129,7 +129,7 @@ def read(path: Path, *, limit: SizeLimit = _MAX_BYTES) -> Trace | Job:
     if _COMPRESSED & summary["unread_packets"].keys():
         columns, summary = _native.read_perfetto(_decompress_packets(content, path, limit), rows)
     tables = build_frames(columns, summary["packets"])
-    check_rows(tables["events"].height + tables["counters"].height, path, rows)
+    check_rows(summary["rows"], path, rows)
     stats += [*state_troubles(summary["troubles"]), *_state_losses(summary)]
     if not tables["events"].height + tables["counters"].height + tables["memory"].height:
         raise ReadError(
