@@ -227,7 +227,7 @@ fuzz-reports: setup $(VENV)/.browser ## reports of FUZZ_REPORTS mutated traces i
 
 fuzz-native: build/fuzz/fuzz build/fuzz/fuzz_observer ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS, at most FUZZ_INPUTS
 	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) \
-		./fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS) $(CURDIR)/tests/corpus/*.json
+		./fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS) $(CURDIR)/tests/corpus/*
 	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) ./fuzz_observer $(FUZZ_SECONDS) $(FUZZ_INPUTS)
 
 build/fuzz/coverage: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
@@ -262,7 +262,8 @@ test-sanitized: setup ## the tests of the native parts with AddressSanitizer and
 	@cmake --build $(SANITIZED)
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/package \
-		$(BIN)/python -m pytest -q -p no:cacheprovider --hypothesis-profile=quick tests/core/test_native_reference.py $(PYTEST_ARGS)
+		$(BIN)/python -m pytest -q -p no:cacheprovider --hypothesis-profile=quick tests/core/test_native_reference.py \
+		tests/formats/test_reader_perfetto.py $(PYTEST_ARGS)
 
 soak: setup ## compare random jobs alone and under `etloom collect` for SOAK_SECONDS
 	$(BIN)/python tests/collector/soak.py $(SOAK_SECONDS)

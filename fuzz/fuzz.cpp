@@ -20,6 +20,8 @@
 
 #include "arrow_c.hpp"
 #include "parsers.hpp"
+#include "perfetto.hpp"
+#include "perfetto_writer.hpp"
 
 namespace {
 
@@ -217,6 +219,47 @@ void read_by_one_and_two(Make make, Random& random) {
     dropped->feed(input.data(), input.size());
 }
 
+// A message of random fields, which are often those of a packet, an event, a track or an annotation, with messages in them.
+std::string random_message(Random& random, int depth) {
+    constexpr uint32_t kNumbers[] = {1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 17, 22, 23, 29, 30, 31, 41, 44, 45, 46, 47, 48, 58, 59, 60};
+    std::string message;
+    const auto put = [&](uint64_t value) {
+        for (; value >= 0x80; value >>= 7) message += static_cast<char>(value | 0x80);
+        message += static_cast<char>(value);
+    };
+    for (size_t fields = 1 + below(random, 6); fields > 0; --fields) {
+        const uint32_t number = below(random, 30) == 0 ? static_cast<uint32_t>(random() >> 36) : kNumbers[below(random, std::size(kNumbers))];
+        const uint64_t type = depth == 0 ? 2 : below(random, 3);
+        put(static_cast<uint64_t>(depth == 0 ? 1 : number) << 3 | type);
+        if (type == 0) put(below(random, 4) == 0 ? random() : below(random, 6));
+        if (type == 1) message.append(8, static_cast<char>(random()));
+        if (type != 2) continue;
+        const std::string content = depth < 5 && below(random, 5) != 0 ? random_message(random, depth + 1) : kTokens[below(random, std::size(kTokens))];
+        put(content.size());
+        message += content;
+    }
+    return message;
+}
+
+// A Perfetto trace may be read, and a Chrome trace written as one, whatever is in them.
+void read_as_perfetto() {
+    const std::vector<char> copy(input.begin(), input.end());  // of its own, so that a read behind it is seen
+    const std::string_view bytes(copy.data(), copy.size());
+    for (const auto& packet : etloom::perfetto::find_compressed(bytes)) {
+        if (packet.from > packet.data || packet.data + packet.size > packet.to || packet.to > bytes.size()) std::abort();
+    }
+    etloom::perfetto::Trace trace(bytes, SIZE_MAX / 2);
+    for (auto& [name, table] : trace.tables) {
+        for (auto& named : table.columns()) {
+            if (named.column->size() != table.rows()) std::abort();
+        }
+    }
+    etloom::perfetto::Writer writer;
+    std::string packets = writer.start(5) + writer.add(bytes.substr(std::min(bytes.find('{'), bytes.size())));
+    etloom::perfetto::Trace written(packets, SIZE_MAX / 2);
+    if (written.damaged != 0 || written.trailing != 0) std::abort();
+}
+
 }  // namespace
 
 #ifdef ETLOOM_LIBFUZZER
@@ -226,6 +269,7 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
     Random random(size);
     read_by_one_and_two(etloom::kineto_parser, random);
     read_by_one_and_two(etloom::execution_trace_parser, random);
+    read_as_perfetto();
     return 0;
 }
 #else
@@ -246,6 +290,7 @@ int main(int argc, char** argv) {
         alarm(10);
         read_by_one_and_two(etloom::kineto_parser, random);
         read_by_one_and_two(etloom::execution_trace_parser, random);
+        read_as_perfetto();
     };
     const uint64_t start = std::random_device{}();
     Random random(start);
@@ -257,11 +302,12 @@ int main(int argc, char** argv) {
     const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); };
     uint64_t inputs = 0;
     while (inputs < most && spent() < seconds) {
-        input = below(random, 2) == 0 ? repeated(random) : mutated(seeds, random);
+        const size_t kind = below(random, 3);
+        input = kind == 0 ? repeated(random) : kind == 1 ? mutated(seeds, random) : random_message(random, 0);
         read_both(random);
         ++inputs;
     }
-    std::printf("%llu inputs, each through both parsers, in %.0f s (start %llu): no fault\n",
+    std::printf("%llu inputs, each through all parsers, in %.0f s (start %llu): no fault\n",
                 static_cast<unsigned long long>(inputs), spent(), static_cast<unsigned long long>(start));
 }
 #endif

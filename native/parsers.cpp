@@ -5,6 +5,8 @@
 #include "bindings.hpp"
 #include "outgoing.hpp"
 #include "parse/parsers.hpp"
+#include "parse/perfetto.hpp"
+#include "parse/perfetto_writer.hpp"
 
 namespace nb = nanobind;
 
@@ -38,9 +40,9 @@ nb::object room(Parser& parser, size_t size) {
     return nb::steal(PyMemoryView_FromMemory(parser.room(size), static_cast<Py_ssize_t>(size), PyBUF_WRITE));
 }
 
-nb::dict take(Parser& parser) {
+nb::dict take(etloom::Tables& from) {
     nb::dict tables;
-    for (auto& [name, table] : parser.tables()) {
+    for (auto& [name, table] : from) {
         nb::dict columns;
         for (auto& named : table.columns()) {
             auto column = std::make_unique<Outgoing>();
@@ -55,24 +57,78 @@ nb::dict take(Parser& parser) {
 // Bytes, since a damaged file may hold any.
 nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
-nb::dict summary(const Parser& parser) {
+nb::list to_list(const std::vector<std::pair<std::string, std::string>>& members) {
     nb::list header;
-    for (const auto& [key, value] : parser.header()) header.append(nb::make_tuple(to_bytes(key), to_bytes(value)));
+    for (const auto& [key, value] : members) header.append(nb::make_tuple(to_bytes(key), to_bytes(value)));
+    return header;
+}
+
+nb::dict to_dict(const etloom::Troubles& from) {
     nb::dict troubles;
-    const auto note = [&](const char* name, const etloom::Trouble& trouble) {
-        if (trouble.count > 0) troubles[name] = nb::make_tuple(trouble.count, to_bytes(trouble.example));
-    };
-    note("invalid_event", parser.damaged());
-    for (const auto& [name, trouble] : parser.troubles()) note(name.c_str(), trouble);
+    for (const auto& [name, trouble] : from) {
+        if (trouble.count > 0) troubles[name.c_str()] = nb::make_tuple(trouble.count, to_bytes(trouble.example));
+    }
+    return troubles;
+}
+
+nb::dict summary(const Parser& parser) {
+    nb::dict troubles = to_dict(parser.troubles());
+    if (const etloom::Trouble& damaged = parser.damaged(); damaged.count > 0) {
+        troubles["invalid_event"] = nb::make_tuple(damaged.count, to_bytes(damaged.example));
+    }
     nb::dict all;
     all["rows"] = parser.rows_seen();
     all["bytes"] = parser.bytes();
     all["found_rows"] = parser.found_rows();
     all["truncated"] = parser.truncated();
     all["trailing"] = parser.trailing();
-    all["header"] = header;
+    all["header"] = to_list(parser.header());
     all["troubles"] = troubles;
     return all;
+}
+
+nb::list find_compressed(const nb::object& from) {
+    const Borrowed bytes(from);
+    nb::list all;
+    for (const auto& [start, end, data, size, is_zstd] : etloom::perfetto::find_compressed({bytes.data(), bytes.size()})) {
+        all.append(nb::make_tuple(start, end, data, size, is_zstd));
+    }
+    return all;
+}
+
+nb::tuple read_perfetto(const nb::object& from, size_t max_rows) {
+    const Borrowed bytes(from);
+    const auto trace = [&] {
+        nb::gil_scoped_release release;
+        return std::make_unique<etloom::perfetto::Trace>(std::string_view(bytes.data(), bytes.size()), max_rows);
+    }();
+    nb::dict all;
+    all["packets"] = trace->packets;
+    all["rows"] = trace->rows;
+    all["damaged"] = trace->damaged;
+    all["trailing"] = trace->trailing;
+    all["is_cut"] = trace->is_cut;
+    all["epoch"] = trace->epoch;
+    all["header"] = to_list(trace->header);
+    all["troubles"] = to_dict(trace->troubles);
+    nb::dict packets, fields;
+    for (const auto& [number, count] : trace->unread_packets) packets[nb::int_(number)] = count;
+    for (const auto& [number, count] : trace->unread_fields) fields[nb::int_(number)] = count;
+    all["unread_packets"] = packets;
+    all["unread_fields"] = fields;
+    return nb::make_tuple(take(trace->tables), all);
+}
+
+using PerfettoWriter = etloom::perfetto::Writer;
+
+nb::bytes add_events(PerfettoWriter& writer, const nb::object& from) {
+    const Borrowed bytes(from);
+    std::string packets;
+    {
+        nb::gil_scoped_release release;
+        packets = writer.add({bytes.data(), bytes.size()});
+    }
+    return to_bytes(packets);
 }
 
 }  // namespace
@@ -102,7 +158,20 @@ void bind_parsers(nb::module_& module) {
         .def_prop_ro("known_rows", &Parser::known_rows, "Rows that were read without tokens.")
         .def_prop_ro("rows", &Parser::rows_seen, "Rows seen so far.")
         .def("summary", &summary, "Rows seen, header members, and what went wrong.")
-        .def("take", &take, "The tables as {name: {column: Column}}, once.");
+        .def("take", [](Parser& parser) { return take(parser.tables()); }, "The tables as {name: {column: Column}}, once.");
     module.def("kineto_parser", &etloom::kineto_parser, "A parser of Kineto / Chrome trace JSON.");
     module.def("execution_trace_parser", &etloom::execution_trace_parser, "A parser of PyTorch execution traces.");
+    module.def("find_compressed_packets", &find_compressed, nb::arg("data"),
+               "(from, to, data, size, is_zstd) of each compressed packet of a Perfetto trace.");
+    module.def("read_perfetto", &read_perfetto, nb::arg("data"), nb::arg("max_rows"),
+               "The tables of a Perfetto trace, as those of `Parser.take`, and a summary.");
+    nb::class_<PerfettoWriter>(module, "PerfettoWriter", "Events of a Chrome trace in, packets of a Perfetto trace out.")
+        .def(nb::init<>())
+        .def("start", [](PerfettoWriter& writer, int64_t epoch) { return to_bytes(writer.start(epoch)); }, nb::arg("epoch"),
+             "The first packet; times count from `epoch` (ns since 1970; 0: not known).")
+        .def("member", [](PerfettoWriter& writer, const std::string& key, const std::string& json) {
+            return to_bytes(writer.member(key, json));
+        }, nb::arg("key"), nb::arg("json"), "The packet of a member next to the events.")
+        .def("add", &add_events, nb::arg("events"), "The packets of JSON events separated by commas.")
+        .def_prop_ro("damaged", &PerfettoWriter::damaged, "Events that could not be read.");
 }

@@ -68,6 +68,15 @@ class EventReader {
     Event* read(Cursor& at);
     // Reads the event at `at`, which is moved behind it, without tokens; nullptr: its tokens have to be read.
     Event* read_known(const char*& at, const char* to);
+    // An event without members, which `add_argument` and its caller fill.
+    Event& start() {
+        event_.clear();
+        return event_;
+    }
+    // Adds an argument whose value is the JSON text `token`, which is valid as long as the event is used.
+    void add_argument(std::string_view key, std::string_view token) {
+        if (!argument(key, token)) event_.keep(key, token, "", troubles_);
+    }
     // Adds the layout of an event that `read` has read.
     void learn(std::string_view event, const Cursor& at) {
         if (tries_known()) layout_.learn(event, at);

@@ -55,6 +55,32 @@ class Parser:
 def kineto_parser() -> Parser: ...
 def execution_trace_parser() -> Parser: ...
 
+class PerfettoSummary(TypedDict):
+    packets: int
+    rows: int
+    damaged: int
+    trailing: int
+    is_cut: bool
+    epoch: int
+    header: list[tuple[bytes, bytes]]
+    troubles: dict[str, tuple[int, bytes]]
+    unread_packets: dict[int, int]
+    unread_fields: dict[int, int]
+
+def find_compressed_packets(data: bytes | bytearray) -> list[tuple[int, int, int, int, bool]]: ...
+def read_perfetto(
+    data: bytes | bytearray, max_rows: int
+) -> tuple[dict[str, dict[str, Column]], PerfettoSummary]: ...
+
+class PerfettoWriter:
+    """Takes the events of a Chrome trace (add) and gives packets of a Perfetto trace."""
+
+    @property
+    def damaged(self) -> int: ...
+    def start(self, epoch: int) -> bytes: ...
+    def member(self, key: str, json: str) -> bytes: ...
+    def add(self, events: bytes) -> bytes: ...
+
 # Aligning two sequences of operators (align.cpp)
 
 def edit_path(a: _I32, b: _I32, start: int, slack: int, most_edits: float) -> tuple[_I64, _I64]: ...

@@ -242,7 +242,6 @@ OTHERS = {
     ),
     "7_kernel_stats.csv": (b'"Name","Calls","TotalDurationNs"\n', "rocprofv3", "--output-format rocpd"),
     "results.csv": (b"Index,KernelName,gpu-id,queue-id,BeginNs,EndNs\n", "rocprof", "rocprofv3"),
-    "7_results.pftrace": (b"\n\x20\x08\x01", "Perfetto", "--output-format rocpd"),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import polars as pl
 
 import etloom
-from support import observer_files, rocm_recordings, small_traces
+from support import observer_files, perfetto_packets, rocm_recordings, small_traces
 from support.ascend_traces import write_trace_view
 from support.nccl_profiles import inspector_line, write_lines, write_profile
 from support.paths import ROOT
@@ -431,6 +432,13 @@ def _write_xplane(folder: Path) -> None:
     write_gpus(folder)
 
 
+def _write_perfetto_recording(folder: Path) -> None:
+    recording = perfetto_packets.Trace()
+    perfetto_packets.write_sequence(recording, 1)
+    recording.packet.add(compressed_packets=zlib.compress(recording.SerializeToString()))
+    (folder / "sdk.pftrace").write_bytes(recording.SerializeToString())
+
+
 def _write_pipeline_operations(folder: Path) -> None:
     types = ("forward-compute", "forward-send", "forward-recv", "backward-compute", "grads-reduce-scatter")
     rows = [
@@ -479,6 +487,8 @@ SEEDS: dict[str, Seed] = {
     "nccl-inspector": Seed(_write_nccl_inspector, ("host-pid1.log",)),
     "nccl-ras": Seed(_write_nccl_ras, ("ras.json", "ras.json", "ras.txt", "ras_old.txt")),
     "xplane": Seed(_write_xplane, ("host.xplane.pb",)),
+    "perfetto": Seed(_write_exported("perfetto", "ranks.pftrace"), ("ranks.pftrace",)),
+    "perfetto-sdk": Seed(_write_perfetto_recording, ("sdk.pftrace",)),
     "pipeline-operations": Seed(_write_pipeline_operations, ("operations.parquet",)),
     "param-basic": Seed(_write_param, ("comms_rank0.json",)),
     "parquet": Seed(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from support.protobuf_messages import declare
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
 _MESSAGES = {
     "XSpace": "planes=1*XPlane errors=2*string warnings=3*string hostnames=4*string",
     "XPlane": "id=1:int64 name=2:string lines=3*XLine event_metadata=4*EventEntry stat_metadata=5*StatEntry "
@@ -24,29 +23,7 @@ _MESSAGES = {
 """Of tsl/profiler/protobuf/xplane.proto; a repeated field has a star."""
 
 
-def _declare() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="xplane_test.proto", package="xplane_test", syntax="proto3"
-    )
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for text in fields.split():
-            field, _, declared = text.partition("=")
-            number, kind = declared.replace("*", ":").split(":")
-            scalar = kind not in _MESSAGES
-            message.field.add(
-                name=field,
-                number=int(number),
-                label=_FIELD.LABEL_REPEATED if "*" in declared else _FIELD.LABEL_OPTIONAL,
-                type=getattr(_FIELD, f"TYPE_{kind.upper()}") if scalar else _FIELD.TYPE_MESSAGE,
-                type_name=None if scalar else f".xplane_test.{kind}",
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("xplane_test.XSpace"))
-
-
-XSpace = _declare()
+XSpace = declare("xplane_test", _MESSAGES, "XSpace")
 
 
 def sum_kernels(path: Path) -> dict[tuple[str, str], tuple[int, int]]:

@@ -30,18 +30,20 @@ def export(
         tuple[str, ...], "An option of the format; may be repeated.", Flag("-O", metavar="NAME=VALUE")
     ] = (),
     overlay: Annotated[
-        str | None, "For chrome: critical-path, drawn as arrows. The same as -O overlay=."
+        str | None,
+        "For perfetto and chrome: critical-path, drawn as a track or as arrows. The same as -O overlay=.",
     ] = None,
     run: RunOptions,
 ) -> None:
-    """Write the linked traces of a run in another format: chrome (for Perfetto), parquet, chakra (for ASTRA-sim,
-    one file per rank), etplus, folded (call stacks for flame graphs).
+    """Write the linked traces of a run in another format: perfetto (its own format), chrome (JSON), parquet,
+    chakra (for ASTRA-sim, one file per rank), etplus, folded (call stacks for flame graphs).
 
     Examples:
 
     \b
-      etloom export run/ --out run.json.gz       # open it at https://ui.perfetto.dev
-      etloom export run/ --out run.json.gz --overlay critical-path
+      etloom export run/ --out run.pftrace       # open it at https://ui.perfetto.dev
+      etloom export run/ --out run.pftrace --overlay critical-path -O findings=true
+      etloom export run/ --out run.json.gz       # chrome://tracing, HTA
       etloom export run/ --out run.folded        # flamegraph.pl, https://speedscope.app; -O time=device
       etloom export run/ --out run.parquet       # read it with polars, DuckDB, Spark
       etloom export run/ --rank 0 --to chrome --out rank0.json

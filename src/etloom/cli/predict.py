@@ -64,7 +64,9 @@ def predict(
         "Number of rows shown; default: 20 with --format table, else all. 0: all.",
         Flag(type=click.IntRange(min=0)),
     ] = None,
-    out: Annotated[Path | None, "Write the predicted run: .parquet, .json.gz, .et.", Flag("-o")] = None,
+    out: Annotated[
+        Path | None, "Write the predicted run: .parquet, .pftrace, .json.gz, .et.", Flag("-o")
+    ] = None,
     format: Annotated[Format | None, "Format of the table on stdout.", Flag("-f")] = None,
     run: RunOptions,
 ) -> None:

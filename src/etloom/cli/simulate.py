@@ -61,7 +61,7 @@ def simulate(
     *,
     path: RunPath,
     conditions: ChangeOptions,
-    out: Annotated[Path | None, "Write the simulated run: .parquet, .json.gz.", Flag("-o")] = None,
+    out: Annotated[Path | None, "Write the simulated run: .parquet, .pftrace, .json.gz.", Flag("-o")] = None,
     format: Annotated[Format | None, "Format of the table on stdout.", Flag("-f")] = None,
     run: RunOptions,
 ) -> None:
@@ -96,7 +96,7 @@ def simulate(
       etloom simulate run/ --set "op:aten::item =0us" --remove-sync "aten::item"
       etloom simulate run/ --bandwidth 400GB/s              # bytes, decimal; 400Gbit/s for bits
       etloom simulate run/ --like-peers 3                   # rank 3 works like the median of its peers
-      etloom simulate run/ --set "launch x0" --out faster.json.gz
+      etloom simulate run/ --set "launch x0" --out faster.pftrace
     """
     import etloom
 

@@ -628,6 +628,40 @@ DECLARED_STATS = (
     DeclaredStat("read.metrics_without_time", "info", "durations without a point in time (vLLM)"),
     # Nsight Systems
     DeclaredStat(
+        "read.pftrace_clock",
+        "info",
+        "packets of a clock that no snapshot relates to the others; their times are taken as they are",
+    ),
+    DeclaredStat(
+        "read.pftrace_damaged",
+        "data_loss",
+        "messages of a Perfetto trace that contain something else than fields; read up to there",
+        _REWRITE,
+    ),
+    DeclaredStat("read.pftrace_description", "info", "packets that describe the recording; not read"),
+    DeclaredStat("read.pftrace_field", "info", "fields of events and annotations that are not read"),
+    DeclaredStat(
+        "read.pftrace_lost",
+        "data_loss",
+        "places at which the recorder of a Perfetto trace lost packets",
+        "record again with larger buffers",
+    ),
+    DeclaredStat("read.pftrace_no_name", "data_loss", "names that the file does not contain", _REWRITE),
+    DeclaredStat(
+        "read.pftrace_no_state",
+        "data_loss",
+        "events whose names and defaults were lost; skipped",
+        "record again with larger buffers",
+    ),
+    DeclaredStat(
+        "read.pftrace_no_type", "info", "events that are neither a slice, an instant nor a counter; skipped"
+    ),
+    DeclaredStat(
+        "read.pftrace_other_packet",
+        "info",
+        "packets other than track events (ftrace, heap graphs, CPU samples); not read",
+    ),
+    DeclaredStat(
         "read.xplane_damaged",
         "data_loss",
         "protobuf messages that contain something else than fields; read up to there",

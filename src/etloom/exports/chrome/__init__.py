@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ from etloom.timeline.memory.program import find_programs
 
 SUFFIX = (".json", ".json.gz")
 _CHUNK_EVENTS = 1 << 16
-_OVERLAYS = ("critical-path",)
+OVERLAYS = ("critical-path",)
 
 
 def write(
@@ -54,15 +55,8 @@ def write(
     Raises:
         EtloomError: The trace has no timed events.
     """
-    if overlay is not None and overlay not in _OVERLAYS:
-        raise UnknownName("overlay", overlay, list(_OVERLAYS), option="overlay")
-    traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
-    traces = {
-        rank: add_memory_counters(drop_captured_events(rank_trace)) for rank, rank_trace in traces.items()
-    }
-    if not any(rank_trace.events.height + rank_trace.counters.height for rank_trace in traces.values()):
-        raise EtloomError("the trace has no timed events to draw", where=path, remedy="export it as Parquet")
-    base = _base_time(traces.values())
+    traces = prepare_ranks(trace, path, overlay)
+    base = base_time(traces.values())
     with open_atomic(Path(path)) as file:
         file.write(_format_header(traces, base))
         separator = b""
@@ -71,6 +65,24 @@ def write(
                 file.write(separator + join_lines(lines))
                 separator = b",\n"
         file.write(b"\n]}\n")
+
+
+def prepare_ranks(trace: Trace | Job, path: str | PathLike[str], overlay: str | None) -> dict[int, Trace]:
+    """Return the ranks of a timeline, with counters of allocators.
+
+    Raises:
+        UnknownName: There is no such overlay.
+        EtloomError: No rank has timed events.
+    """
+    if overlay is not None and overlay not in OVERLAYS:
+        raise UnknownName("overlay", overlay, list(OVERLAYS), option="overlay")
+    traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
+    traces = {
+        rank: add_memory_counters(drop_captured_events(rank_trace)) for rank, rank_trace in traces.items()
+    }
+    if not any(rank_trace.events.height + rank_trace.counters.height for rank_trace in traces.values()):
+        raise EtloomError("the trace has no timed events to draw", where=path, remedy="export it as Parquet")
+    return traces
 
 
 def add_memory_counters(trace: Trace) -> Trace:
@@ -108,28 +120,37 @@ def add_memory_counters(trace: Trace) -> Trace:
     return trace.replace(counters=counters.with_columns(ids))
 
 
+def format_ranks(
+    traces: dict[int, Trace], base: int, *, with_flow_ids: bool = False
+) -> Iterator[RankFormatter]:
+    """Yield a formatter of each rank; those of several ranks number processes and arrows one after the other."""
+    first_pid, first_flow = 1, 1
+    for rank, trace in traces.items():
+        number = rank if len(traces) > 1 else None
+        yield RankFormatter.create(trace, number, base, first_pid, first_flow, with_flow_ids)
+        first_pid += len(tracks.list_processes(trace))
+        first_flow += trace.launches.height + trace.flows["flow"].n_unique()
+
+
 def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterator[pl.Series]:
     """Yield the events of all ranks as JSON texts, in chunks."""
-    is_merged = len(traces) > 1
-    first_pid, first_flow = 1, 1
     positions = {}
-    for rank, trace in traces.items():
-        formatter = _RankFormatter.create(trace, rank if is_merged else None, base, first_pid, first_flow)
+    last = 1
+    for rank, formatter in zip(traces, format_ranks(traces, base), strict=True):
         yield from formatter.format_all()
         if overlay:
             positions[rank] = formatter.positions
-        first_pid += len(tracks.list_processes(trace))
-        first_flow += trace.launches.height + trace.flows["flow"].n_unique()
+            last = formatter.last_flow
     if overlay:
         # Imported here, because only an overlay needs the dependency graph.
         from etloom.exports.chrome.graph_overlays import build_critical_path_arrows
 
-        for rank, ends in build_critical_path_arrows(traces, first_flow).items():
+        for rank, ends in build_critical_path_arrows(traces, last).items():
             arrows = ends.join(positions[rank].drop("ts"), on="id", maintain_order="left")
-            yield format_objects(_bind_to_enclosing_slice(arrows), _relative_base(traces[rank], base))
+            yield format_objects(_bind_to_enclosing_slice(arrows), relative_base(traces[rank], base))
 
 
-def _base_time(traces: Iterable[Trace]) -> int:
+def base_time(traces: Iterable[Trace]) -> int:
     """Return the time that counts as zero in the file: the earliest one in the traces whose times count from the epoch,
     ns; 0 if there are none.
 
@@ -144,27 +165,31 @@ def _base_time(traces: Iterable[Trace]) -> int:
     return base - 1000 if has_instants and base > 1000 else base
 
 
-def _relative_base(trace: Trace, base: int) -> int:
+def relative_base(trace: Trace, base: int) -> int:
     return base if trace.meta.get("clock") == "epoch" else 0
 
 
-def _format_header(traces: dict[int, Trace], base: int) -> bytes:
-    """Format the JSON before the first event; for a single rank it includes the header members of its original file."""
+def describe_rank(trace: Trace) -> dict[str, Any]:
+    """Return the members of a file next to its events, as they were in the rank's original file."""
+    meta = trace.meta
+    excluded = {"traceEvents", "baseTimeNanoseconds", "execution_trace"}
     header: dict[str, Any] = {"schemaVersion": 1}
-    if len(traces) > 1:
-        header |= {"mergedRanks": list(traces)}
-    else:
-        (meta,) = (trace.meta for trace in traces.values())
-        excluded = {"traceEvents", "baseTimeNanoseconds", "execution_trace"}
-        header |= {key: value for key, value in meta.get("header", {}).items() if key not in excluded}
-        header |= {"deviceProperties": meta.get("device_properties", [])}
-        header |= {"distributedInfo": meta["distributed"]} if meta.get("distributed") else {}
+    header |= {key: value for key, value in meta.get("header", {}).items() if key not in excluded}
+    header |= {"deviceProperties": meta.get("device_properties", [])}
+    return header | ({"distributedInfo": meta["distributed"]} if meta.get("distributed") else {})
+
+
+def _format_header(traces: dict[int, Trace], base: int) -> bytes:
+    """Format the JSON before the first event; for a single rank it includes the members of its original file."""
+    is_merged = len(traces) > 1
+    header: dict[str, Any] = {"schemaVersion": 1, "mergedRanks": list(traces)} if is_merged else {}
+    header = header or describe_rank(next(iter(traces.values())))
     header |= {"displayTimeUnit": "ms"} | ({"baseTimeNanoseconds": base} if base else {})
     return json.dumps(header).removesuffix("}").encode() + b',\n"traceEvents": [\n'
 
 
 @dataclass(frozen=True)
-class _RankFormatter:
+class RankFormatter:
     """Formats the events of one rank as JSON texts.
 
     Attributes:
@@ -174,6 +199,8 @@ class _RankFormatter:
         first_flow: Number of the first arrow.
         track_table: Process, thread, sub-track and their texts in the file, from `tracks.build_track_table`.
         positions: id, ts, pid_text and tid_text of each event.
+        with_flow_ids: State launches as flow ids of slices instead of arrows, and the track of each sub-track, as
+            Perfetto's own format has them.
     """
 
     trace: Trace
@@ -182,11 +209,18 @@ class _RankFormatter:
     first_flow: int
     track_table: pl.DataFrame
     positions: pl.DataFrame
+    with_flow_ids: bool = False
 
     @classmethod
     def create(
-        cls, trace: Trace, rank: int | None, base: int, first_pid: int, first_flow: int
-    ) -> _RankFormatter:
+        cls,
+        trace: Trace,
+        rank: int | None,
+        base: int,
+        first_pid: int,
+        first_flow: int,
+        with_flow_ids: bool = False,
+    ) -> RankFormatter:
         """Create a formatter for a rank, and assign the rank's events to tracks (threads and streams).
 
         ``first_pid``: number of the first process, in a file of several ranks.
@@ -200,10 +234,11 @@ class _RankFormatter:
         return cls(
             trace,
             rank,
-            _relative_base(trace, base),
+            relative_base(trace, base),
             first_flow,
             track_table,
             positions.select("id", "ts", "pid_text", "tid_text"),
+            with_flow_ids,
         )
 
     def format_all(self) -> Iterator[pl.Series]:
@@ -215,7 +250,13 @@ class _RankFormatter:
         yield self.format_memory()
         yield self.format_counters()
         yield self.format_flows()
-        yield self.format_launch_arrows()
+        if not self.with_flow_ids:
+            yield self.format_launch_arrows()
+
+    @property
+    def last_flow(self) -> int:
+        """The number after that of the last arrow."""
+        return self.first_flow + self.trace.launches.height + self.trace.flows["flow"].n_unique()
 
     @property
     def main_tracks(self) -> pl.DataFrame:
@@ -252,9 +293,12 @@ class _RankFormatter:
                         add(f"process_{key}", pid, 0, {key: value})
             if row.get("labels") is not None:
                 add("process_labels", pid, 0, {"labels": row["labels"]})
+        main_tids = {(pid, tid): json.loads(text) for pid, tid, _, text in self.main_tracks.iter_rows()}
         thread_rows = self.trace.threads.select("pid", "tid", "sort_index").iter_rows()
         order = {(pid, tid): index for pid, tid, index in thread_rows}
-        for pid, tid, _, _, tid_text, name in self.track_table.iter_rows():
+        for pid, tid, sub_track, _, tid_text, name in self.track_table.iter_rows():
+            if sub_track and self.with_flow_ids:
+                add("thread_parent", pid, json.loads(tid_text), {"parent": main_tids[pid, tid]})
             if name is not None:
                 add("thread_name", pid, json.loads(tid_text), {"name": name})
             if order.get((pid, tid)) is not None:
@@ -285,7 +329,17 @@ class _RankFormatter:
             joined = frame.select("id").join(texts, on="id", how="left", maintain_order="left")
             args.append(joined["text"].fill_null(""))
         text = pl.select(pl.concat_str([*args, extra_args])).to_series()
+        if self.with_flow_ids:
+            members = pl.select(pl.concat_str(members, *self._format_flow_ids(frame["id"]))).to_series()
         return format_objects(frame.with_columns(text.alias("args"), members.alias("extra")), self.base)
+
+    def _format_flow_ids(self, ids: pl.Series) -> Iterator[pl.Series]:
+        """Yield the flows that begin, and those that end, at each event, as JSON members."""
+        for member, column in (("flow_ids", "launch"), ("terminating_flow_ids", "device_event")):
+            numbers = self._launches.group_by(column).agg(pl.col("flow").cast(pl.String).str.join(","))
+            text = pl.concat_str(pl.lit(f',"{member}":['), pl.col("flow"), pl.lit("]"))
+            joined = pl.DataFrame({column: ids}).join(numbers, on=column, how="left", maintain_order="left")
+            yield joined.select(text.fill_null("")).to_series()
 
     def format_memory(self) -> pl.Series:
         """Format the table `memory` as instant events (ph i)."""
@@ -325,13 +379,17 @@ class _RankFormatter:
             frame.with_columns(args=args, extra=pl.concat_str(members, "extra", ignore_nulls=True)), self.base
         )
 
+    @cached_property
+    def _launches(self) -> pl.DataFrame:
+        """The launches of GPU activity, with the number of the arrow (flow)."""
+        first = self.first_flow + self.trace.flows["flow"].n_unique()
+        launches = self.trace.launches.drop_nulls(["launch", "device_event"])
+        return launches.select("launch", "device_event").with_row_index("flow", offset=first)
+
     def format_launch_arrows(self) -> pl.Series:
         """Format an arrow from each launch call to the GPU work it launched."""
-        first = self.first_flow + self.trace.flows["flow"].n_unique()
-        arrows = self.trace.launches.drop_nulls(["launch", "device_event"])
-        arrows = arrows.with_row_index("flow", offset=first)
         ends = [
-            arrows.select("flow", id=column)
+            self._launches.select("flow", id=column)
             .join(self.positions, on="id", maintain_order="left")
             .with_columns(ph=pl.lit(ph))
             for column, ph in (("launch", "s"), ("device_event", "f"))

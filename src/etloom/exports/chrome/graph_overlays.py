@@ -17,6 +17,28 @@ from etloom.graphs.graph import EdgeKind
 ARROW_NAME = "critical path"
 
 
+def find_critical_pieces(traces: Mapping[int, Trace]) -> pl.DataFrame:
+    """Return the events on the critical path in its order: rank, event, and start and end (ns) of the path in it.
+
+    Args:
+        traces: Linked trace of each rank.
+    """
+    path = find_critical_path(build_graph(Job(dict(traces))).graph).drop_nulls("event")
+    pieces = (
+        path.with_columns(run=pl.struct("rank", "event").rle_id())
+        .group_by("run", maintain_order=True)
+        .agg(
+            pl.col("rank", "event").first(),
+            start=pl.col("start_ns").min(),
+            end=(pl.col("start_ns") + pl.col("time_ns")).max(),
+        )
+    )
+    return pl.concat(
+        _clip_to_slices(pieces.filter(pl.col("rank") == rank), trace.events, "start", "end")
+        for rank, trace in traces.items()
+    ).sort("run")
+
+
 def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[int, pl.DataFrame]:
     """Build an arrow from each event on the critical path to the next event on it, for each rank.
 
@@ -30,20 +52,7 @@ def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[
     Returns:
         Rank -> the ends of arrows on its slices: ph, cat, name, ts, flow (number of the arrow), id (of the event).
     """
-    path = find_critical_path(build_graph(Job(dict(traces))).graph).drop_nulls("event")
-    pieces = (
-        path.with_columns(run=pl.struct("rank", "event").rle_id())
-        .group_by("run", maintain_order=True)
-        .agg(
-            pl.col("rank", "event").first(),
-            start=pl.col("start_ns").min(),
-            end=(pl.col("start_ns") + pl.col("time_ns")).max(),
-        )
-    )
-    pieces = pl.concat(
-        _clip_to_slices(pieces.filter(pl.col("rank") == rank), trace.events, "start", "end")
-        for rank, trace in traces.items()
-    ).sort("run")
+    pieces = find_critical_pieces(traces)
     flow = pl.int_range(pl.len()) + first
     leave = pieces.head(-1).select("rank", "event", ts="end", flow=flow, ph=pl.lit("s"))
     reach = pieces.tail(-1).select("rank", "event", ts="start", flow=flow, ph=pl.lit("f"))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +65,11 @@ _MEANING = {
     "text_flow_id": ("info", f"flow id not an integer, replaced by ids from {FIRST_TEXT_ID} downwards: "),
     "unstored_args": ("data_loss", "arguments of counter or metadata events that have no column: "),
     "counter_events": ("info", "counter events, each with one or more samples: "),
+    "pftrace_lost": ("data_loss", "packets were lost before one of "),
+    "pftrace_no_state": ("data_loss", "skipped: an event whose names and defaults were lost, of "),
+    "pftrace_clock": ("info", "no snapshot relates a clock to the others; its times are taken as they are: "),
+    "pftrace_no_type": ("info", "skipped: an event that is neither a slice nor an instant or a counter: "),
+    "pftrace_no_name": ("data_loss", "the file does not contain the name of "),
     "metadata_events": ("info", "metadata events (names of processes and threads): "),
 }
 
@@ -105,7 +110,7 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
         raise ReadError("the file is empty", where=path)
     if not summary["found_rows"]:
         raise ReadError("no trace found", where=path, remedy="expected Kineto JSON or an execution trace")
-    header = _load_header(summary["header"], stats)
+    header = load_header(summary["header"], stats)
     if summary["truncated"] or header.get(SALVAGED_MEMBER) is True:
         verb = "ends" if summary["truncated"] else "was salvaged, it ended"
         repair = "; `etloom salvage` closes it for other programs" if summary["truncated"] else ""
@@ -123,19 +128,30 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
                 "bytes after the end of the JSON document",
             )
         )
-    for name, (count, example) in sorted(summary["troubles"].items()):
+    stats += state_troubles(summary["troubles"])
+    return ParsedFile(take_frames(parser), header, stats, summary["rows"])
+
+
+def state_troubles(troubles: Mapping[str, tuple[int, bytes]]) -> list[Stat]:
+    """Return the stats on what a native parser counted: {name: (count, example)}."""
+    stats = []
+    for name, (count, example) in sorted(troubles.items()):
         severity, meaning = _EMPTY_ENTRY if (name, count, example) == ("no_phase", 1, b"") else _MEANING[name]
         stats.append(Stat(f"read.{name}", severity, count, (meaning + _to_line(example)).rstrip(" :")))
-    return ParsedFile(take_frames(parser), header, stats, summary["rows"])
+    return stats
 
 
 def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
     """Move the parser's columns into data frames, returned by table name."""
-    tables = parser.take()
+    return build_frames(parser.take(), parser.rows)
+
+
+def build_frames(tables: Mapping[str, Mapping[str, Any]], rows: int) -> dict[str, pl.DataFrame]:
+    """Return data frames, by table name, of a native parser's columns, which came from about ``rows`` rows."""
     columns = [values for table in tables.values() for values in table.values()]
     numbers = range(len(columns))
     series = iter(
-        run_paired(lambda number: pl.Series(columns[number]), numbers, parser.rows, MIN_ARRAY_ROWS).values()
+        run_paired(lambda number: pl.Series(columns[number]), numbers, rows, MIN_ARRAY_ROWS).values()
     )
     return {name: make_frame({column: next(series) for column in table}) for name, table in tables.items()}
 
@@ -238,7 +254,8 @@ def _read_pieces_ahead(path: Path, progress: Progress | None) -> Iterator[bytes 
         thread.join(timeout=1)  # it may block in a read (a pipe); it then ends with the process
 
 
-def _load_header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, Any]:
+def load_header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[str, Any]:
+    """Return the members of a document other than its rows, from their JSON; ``stats`` counts the damaged ones."""
     header: dict[str, Any] = {}
     for key, value in members:
         try:

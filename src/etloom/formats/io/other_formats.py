@@ -89,11 +89,6 @@ OTHER_FORMATS = (
         _ROCPROFV3,
         columns=_names("kernelname gpu-id queue-id beginns"),
     ),
-    OtherFormat(
-        "a Perfetto trace (of rocprofv3, rocprof-sys and others)",
-        "of rocprofv3: --output-format rocpd; of rocprof-sys: ROCPROFSYS_USE_ROCPD=ON",
-        suffixes=(".pftrace", ".perfetto-trace", ".perfetto"),
-    ),
     OtherFormat("an OTF2 archive (of rocprofv3, Score-P)", _ROCPROFV3, suffixes=(".otf2",)),
     OtherFormat("samples of Linux perf", _TORCH, magic=b"PERFILE2"),
 )

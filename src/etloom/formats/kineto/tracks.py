@@ -81,7 +81,7 @@ def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, firs
     rows = []
     for pid, tid, sub_track in tracks.iter_rows():
         name = names.get((pid, tid))
-        tid_text = _format_track_id(tid, name or names.get((tid, None)))
+        tid_text = format_track_id(tid, name or names.get((tid, None)))
         if sub_track:
             label = name or ("no thread" if tid is None or tid < 0 else tid)
             name, tid_text = f"{label} ({sub_track + 1})", str(next_tid[pid])
@@ -91,7 +91,7 @@ def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, firs
                 pid,
                 tid,
                 sub_track,
-                str(pids[pid]) if pids else _format_track_id(pid, names.get((pid, None))),
+                str(pids[pid]) if pids else format_track_id(pid, names.get((pid, None))),
                 tid_text,
                 name,
             )
@@ -108,6 +108,6 @@ def list_processes(trace: Trace) -> list[int | None]:
     return sorted(pids, key=lambda pid: (pid is None, pid))
 
 
-def _format_track_id(number: int | None, name: str | None) -> str:
+def format_track_id(number: int | None, name: str | None) -> str:
     """Return the JSON of a process or thread id: the number, or its name if the original file had a text id."""
     return json.dumps(name or "") if number is not None and number < -(1 << 31) else str(number or 0)
