@@ -32,7 +32,7 @@ def test_a_wheel_contains_everything_the_package_needs(tmp_path: Path) -> None:
         file.write_text(
             "#include <nanobind/nanobind.h>\nNB_MODULE(_native, module) {}\n" if file.stem == "module" else ""
         )
-    stale = source / "etloom" / "_native.stale.so"
+    stale = source / "src" / "etloom" / "_native.stale.so"
     stale.write_bytes(b"not a library")
     shutil.copy(ROOT / ".gitignore", source)
     command = [
@@ -54,9 +54,10 @@ def test_a_wheel_contains_everything_the_package_needs(tmp_path: Path) -> None:
     built = [name for name in names if name.endswith(".so")]
     assert len(built) == 1
     assert re.fullmatch(r"etloom/_native\.(cpython|abi3).*\.so", built[0])
-    tracked = subprocess.run(["git", "ls-files", "etloom"], cwd=ROOT, capture_output=True, text=True)
+    tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode == 0 and tracked.stdout:
-        assert {name for name in tracked.stdout.split("\n") if name and (ROOT / name).exists()} <= names
+        files = [name for name in tracked.stdout.splitlines() if (ROOT / name).exists()]
+        assert {name.removeprefix("src/") for name in files} <= names
     assert {"etloom/py.typed", "etloom/__init__.py", "etloom/cli/__init__.py"} <= names
     unexpected = {name.split("/")[0] for name in names} - {"etloom"}
     assert all(re.fullmatch(r"etloom-[\d.]+\.dist-info", name) for name in unexpected)

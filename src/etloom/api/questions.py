@@ -439,15 +439,16 @@ def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
     from etloom.reports import difference_page, html_report
 
     target = Path(path)
-    if isinstance(run, Difference):
-        run = [run]
-    if isinstance(run, list):
-        if not all(isinstance(difference, Difference) for difference in run) or not run:
-            raise InvalidValue("expected a run, or differences of runs", remedy="etloom.diff(before, after)")
+    differences = [run] if isinstance(run, Difference) else run
+    if (
+        isinstance(differences, list)
+        and differences
+        and all(isinstance(each, Difference) for each in differences)
+    ):
         with writing(target):
-            difference_page.write_page(run, target)
+            difference_page.write_page(differences, target)
         return target
-    job = _link_ranks(as_job(run, for_report=True))
+    job = _link_ranks(as_job(run, for_report=True))  # type: ignore[arg-type] - refused there
     with writing(target):
         html_report.write_page(job, target)
     return target
