@@ -448,7 +448,7 @@ def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
         with writing(target):
             difference_page.write_page(differences, target)
         return target
-    job = _link_ranks(as_job(run, for_report=True))  # type: ignore[arg-type] - refused there
+    job = _link_ranks(as_job(run, for_report=True))  # type: ignore[arg-type]
     with writing(target):
         html_report.write_page(job, target)
     return target
