@@ -45,7 +45,7 @@ from etloom.formats.io.protobuf_fields import LENGTH, VARINT, MessageData
 from etloom.formats.perfetto.rocprofv3 import categorize
 
 RANKS_MEMBER = "etloom_ranks"
-"""Member of a file of several ranks: rank -> processes (that of the file -> the recorded one), header, clock."""
+"""Member of a file of several ranks, or with tracks of an analysis: rank -> processes (that of the file -> the recorded one), header, clock."""
 _MAX_BYTES = 1 << 36
 _CHUNK = 1 << 20
 _MAX_FIELD = 1 << 10
@@ -143,8 +143,8 @@ def read(path: Path, *, limit: SizeLimit = _MAX_BYTES) -> Trace | Job:
     ranks = header.pop(RANKS_MEMBER, None)
     parsed = ParsedFile(tables, header, stats, summary["packets"])
     parts = dict(_separate_ranks(parsed, ranks)) if isinstance(ranks, dict) else {}
-    if not parts:
-        return _build_trace(parsed, path)
+    if len(parts) < 2:
+        return _build_trace(next(iter(parts.values()), parsed), path)
     return Job({rank: _build_trace(part, path) for rank, part in parts.items()}, {"formats": ["perfetto"]})
 
 
