@@ -310,7 +310,7 @@ def test_a_cut_compressed_packet_loses_no_other(tmp_path: Path, field: str, comp
     assert events(trace)[-1]["name"] == "last" and counts(trace)["read.corrupt_compression"] == 1
 
 
-def test_large_numbers_of_names_take_no_room(tmp_path: Path) -> None:
+def test_sparse_interned_names_need_little_memory(tmp_path: Path) -> None:
     content = b"\x0a\x0c\x50\x01\x68\x01\x62\x06\x12\x04\x08\xff\xff\x03" * 2_000
     written = packets.Trace()
     make_thread(written)
@@ -324,7 +324,7 @@ def test_large_numbers_of_names_take_no_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [10**30, [1], {"a": 1}, None, 1.5])
-def test_ranks_of_odd_processes_are_left_out(tmp_path: Path, own: Any) -> None:
+def test_invalid_processes_leave_no_rank(tmp_path: Path, own: Any) -> None:
     written = packets.Trace()
     make_thread(written)
     add(written, 3, 5, "x")

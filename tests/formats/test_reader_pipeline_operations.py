@@ -116,7 +116,7 @@ def test_columns_and_sizes_are_checked(tmp_path: Path) -> None:
         pipeline_operations.read(path)
 
 
-def test_columns_of_types_without_a_cast_are_null(tmp_path: Path) -> None:
+def test_uncastable_columns_become_null(tmp_path: Path) -> None:
     path = tmp_path / "operations[1].parquet"  # not a pattern
     texts = pl.Series("text", ["a", None], dtype=pl.Categorical)
     pl.DataFrame([texts, pl.Series("list", [[1], [2]]), pl.Series("whole", [3, 4])]).write_parquet(path)

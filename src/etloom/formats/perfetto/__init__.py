@@ -177,7 +177,7 @@ def _decompress_packets(content: bytearray, path: Path, limit: int) -> bytes:
                 check_bytes(total, path, limit)
                 packets.append(piece)
         except (zlib.error, zstandard.ZstdError):
-            packets = [_select_whole_packets(b"".join(packets)), _DAMAGED_PACKET]
+            packets = [_drop_cut_packet(b"".join(packets)), _DAMAGED_PACKET]
         pieces += packets
         last = end
     return b"".join([*pieces, content[last:]])
@@ -201,7 +201,7 @@ def _decompress(data: bytes, is_zstd: bool) -> Iterator[bytes]:
         raise zlib.error("ends early")
 
 
-def _select_whole_packets(data: bytes) -> bytes:
+def _drop_cut_packet(data: bytes) -> bytes:
     """Return the packets before the first that is cut off, behind which the next packet of the file would be lost."""
     at = 0
     while (place := _read_length(data, at))[1] and sum(place) <= len(data):
