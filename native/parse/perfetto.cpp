@@ -81,7 +81,7 @@ Trace::Trace(std::string_view bytes, size_t max_rows) : bytes_(bytes) {
     states_.emplace_back();
     Message trace(bytes);
     const char* last = trace.here();
-    for (Field field; records_.size() + samples_.size() <= max_rows && trace.next(field); last = trace.here()) {
+    for (Field field; count_rows() <= max_rows && trace.next(field); last = trace.here()) {
         if (field.is(1, kLength)) {
             ++packets;
             read_packet(field.bytes);
@@ -89,7 +89,7 @@ Trace::Trace(std::string_view bytes, size_t max_rows) : bytes_(bytes) {
             ++damaged;
         }
     }
-    rows = records_.size() + samples_.size();
+    rows = count_rows();
     is_cut = trace.is_cut();
     trailing = trace.is_damaged() ? static_cast<uint64_t>(bytes.data() + bytes.size() - last) : 0;
     settle_clocks();

@@ -3,6 +3,7 @@
 // Packets are read in the order of the file, since names and defaults hold from where they stand, and events are paired
 // and written once all tracks and clocks are known. https://perfetto.dev/docs/reference/trace-packet-proto
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -22,19 +23,20 @@ namespace etloom::perfetto {
 class Interned {
   public:
     void set(uint64_t id, std::string_view text) {
-        if (id >= kDense) return void(sparse_[id] = text);
-        if (id >= dense_.size()) dense_.resize(id + 1);
+        if (id < dense_.size()) return void(dense_[id] = text);
+        if (id > dense_.size() + kGap) return void(sparse_[id] = text);
+        dense_.resize(id + 1);
         dense_[id] = text;
     }
     // Without data: there is none.
     std::string_view find(uint64_t id) const {
-        if (id < kDense) return id < dense_.size() ? dense_[id] : std::string_view();
+        if (id < dense_.size() && dense_[id].data() != nullptr) return dense_[id];
         const auto at = sparse_.find(id);
         return at == sparse_.end() ? std::string_view() : at->second;
     }
 
   private:
-    static constexpr uint64_t kDense = 1 << 16;
+    static constexpr uint64_t kGap = 16;  // A larger number after the last one takes no room for those between them.
     std::vector<std::string_view> dense_;
     std::unordered_map<uint64_t, std::string_view> sparse_;
 };
@@ -99,7 +101,8 @@ constexpr uint32_t kAnnotationFields = 1 << 30;
 
 class Trace {
   public:
-    // The bytes outlive the object. Reading stops behind `max_rows` rows: events, of which a slice has two, and samples.
+    // The bytes outlive the object. Reading stops behind `max_rows` rows: events, of which a slice has two, and samples; and
+    // behind as many tracks and states of sequences, which take memory without events, too.
     Trace(std::string_view bytes, size_t max_rows);
 
     Tables tables;
@@ -152,6 +155,8 @@ class Trace {
         text.clear();
         return text;
     }
+
+    size_t count_rows() const { return std::max(records_.size() + samples_.size(), tracks_.size() + states_.size()); }
 
     std::string_view bytes_;
     kineto::EventReader reader_{troubles};

@@ -12,6 +12,7 @@ namespace etloom::perfetto {
 namespace {
 
 constexpr uint64_t kSequence = 1;
+constexpr int kDeepest = 32;  // of tracks below tracks
 constexpr uint32_t kBootClock = 6, kRealtime = 1;
 constexpr std::string_view kSubTrack = "overlaps its parent track";  // perfetto.cpp reads it
 
@@ -257,7 +258,7 @@ void Writer::describe(const Event& e) {
     described_.push_back(&track);
 }
 
-void Writer::write_track(Track& track) {
+void Writer::write_track(Track& track, int depth) {
     track.is_written = true;
     const bool has_process = is_process(track.pid), is_thread = !track.tid.empty();
     std::string descriptor, inner;
@@ -280,7 +281,7 @@ void Writer::write_track(Track& track) {
     } else {
         const std::string pid = track.pid, tid = track.tid;
         Track& parent = track_of(pid, track.parent);
-        if (!parent.is_written) write_track(parent);
+        if (!parent.is_written && depth < kDeepest) write_track(parent, depth + 1);
         put(descriptor, 5, parent.uuid);
         const auto number = exactly<int64_t>(tid);
         if (!track.parent.empty()) {

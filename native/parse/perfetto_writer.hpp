@@ -42,7 +42,7 @@ class Writer {
     void describe(const Event& event);
     void add_counters();
     Track& track_of(std::string_view pid, std::string_view tid);
-    void write_track(Track& track);
+    void write_track(Track& track, int depth = 0);
     uint64_t counter_track(std::string_view pid, const std::string& name, const std::string& series);
     uint64_t intern(Dictionary& texts, uint32_t kind, std::string_view text);
 

@@ -199,9 +199,25 @@ def test_long_lines_and_many_ranks_take_little_time(tmp_path: Path) -> None:
         "=== Rank 0: x ===\nThread 1\n    " + "a (" * 100_000 + "\n" + '  File "' + '", line 1 in ' * 100_000
     )
     text += "".join(f"\n=== Rank {rank}: x ===\nThread 1\n{WAIT}" for rank in range(1, 10_000))
+    text += "\n" + ("    a" + " (:" * 600 + "\n") * 1_000 + "=== Rank 1: a" * 30_000
     before = time.process_time()
     assert len(parse_stacks(text).frames) == 9_999
     assert time.process_time() - before < 5
+
+
+def test_a_process_that_ended_since_the_earlier_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, LOAD, LOAD, LOAD, time="20261130_115900")
+    report = etloom.hangs(write(tmp_path, WAIT, WAIT, "Error: 503"))
+    assert report.cause is not None and (report.cause.kind, report.cause.ranks) == ("crashed", (2,))
+    assert "the main thread was in load_batch (/job/data.py:8)" in report.sentence
+    assert "one file" not in report.sentence
+
+
+def test_the_sentence_without_a_cause_is_true(tmp_path: Path) -> None:
+    one = etloom.hangs(write(tmp_path / "one", WAIT, WAIT))
+    assert "no rank differs; two files show" in one.sentence
+    ended = etloom.hangs(write(tmp_path / "ended", "Error: 503", "Error: 503"))
+    assert "ranks 0, 1 did not answer" in ended.sentence
 
 
 def test_info_names_the_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,10 @@ def test_times_measured_on_the_device_come_first(measured: Callable[[float], Non
     row = etloom.analyze(job, "tasks").row(0, named=True)
     assert (row["shapes"], row["rests_on"]) == ("[[4096, 4096], [4096, 4096]]", "table, within 17 %")
     assert row["attainable_ns"] == pytest.approx(250e3, rel=0.1)
+    peaks = {"name": "H100 SXM", "match": "H100", "bandwidth_gbs": 1000, "matrix_tflops": {"bf16": 100}}
+    (tmp_path / "peaks.json").write_text(json.dumps({"devices": [{**peaks, "vector_tflops": {"fp32": 10}}]}))
+    with_peaks = etloom.analyze(job, "tasks", device_peaks=str(tmp_path / "peaks.json"))
+    assert with_peaks.row(0, named=True)["attainable_ns"] == row["attainable_ns"]
     measured(
         450.0
     )  # within 20 % of what this device was measured to take, whatever siblings and the roofline say

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom import _native
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from support import perfetto_packets as packets
@@ -246,3 +247,12 @@ def test_an_unknown_overlay_and_an_empty_trace_are_errors(tmp_path: Path) -> Non
         etloom.export(job, tmp_path / "x.pftrace", overlay="slack")
     with pytest.raises(EtloomError, match="no timed events"):
         etloom.export(Trace({}, {"rank": 0}), tmp_path / "x.pftrace")
+
+
+def test_parents_of_any_depth_are_written() -> None:
+    names = [
+        f'{{"ph":"M","name":"thread_name","pid":1,"tid":{i},"args":{{"name":"t","parent":{i + 1}}}}}'
+        for i in range(50_000)
+    ]
+    writer = _native.PerfettoWriter()
+    assert len(writer.add(",".join(names).encode())) > 50_000 and writer.damaged == 0

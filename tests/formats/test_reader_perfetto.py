@@ -289,12 +289,50 @@ def test_compressed_packets_stand_for_their_content(tmp_path: Path) -> None:
     assert trace.events.equals(expected.events) and trace.counters.equals(expected.counters)
     written.packet[1].zstd_compressed_packets = b"\0" * 9
     damaged = read(written, tmp_path)
-    assert (
-        damaged.events.height < expected.events.height and counts(damaged)["read.pftrace_other_packet"] == 1
-    )
+    assert damaged.events.height < expected.events.height and counts(damaged)["read.corrupt_compression"] == 1
     written.packet[0].compressed_packets = zlib.compress(bytes(1 << 26))
     with pytest.raises(LimitError, match="times as many"):
         read(written, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "compress"),
+    [("compressed_packets", zlib.compress), ("zstd_compressed_packets", zstandard.compress)],
+)
+def test_a_cut_compressed_packet_loses_no_other(tmp_path: Path, field: str, compress: Any) -> None:
+    inner, written = packets.Trace(), packets.Trace()
+    for ts in range(300):
+        add(inner, 3, ts, f"inner {ts * 7919}")
+    written.packet.add(**{field: compress(inner.SerializeToString())[:-40]})
+    make_thread(written)
+    add(written, 3, 1000, "last")
+    trace = read(written, tmp_path)
+    assert events(trace)[-1]["name"] == "last" and counts(trace)["read.corrupt_compression"] == 1
+
+
+def test_sparse_interned_names_need_little_memory(tmp_path: Path) -> None:
+    content = b"\x0a\x0c\x50\x01\x68\x01\x62\x06\x12\x04\x08\xff\xff\x03" * 2_000
+    written = packets.Trace()
+    make_thread(written)
+    add(written, 3, 5, "x")
+    (tmp_path / "large.pftrace").write_bytes(written.SerializeToString() + content)
+    program = "import etloom, resource, sys; etloom.open(sys.argv[1], use_cache=False); "
+    program += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-c", program, str(tmp_path / "large.pftrace")]
+    kilobytes = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert kilobytes < 1 << 20  # 2 GB, if each state had room for the numbers before
+
+
+@pytest.mark.parametrize("own", [10**30, [1], {"a": 1}, None, 1.5])
+def test_invalid_processes_leave_no_rank(tmp_path: Path, own: Any) -> None:
+    written = packets.Trace()
+    make_thread(written)
+    add(written, 3, 5, "x")
+    (pid,) = {row["pid"] for row in events(read(written, tmp_path))}
+    ranks = {"0": {"processes": {str(pid): own}}, "1": {"processes": {"9" * 30: 1}}, "2": {"processes": {}}}
+    metadata = written.packet.add().chrome_events.metadata.add(name="etloom_ranks")
+    metadata.json_value = json.dumps(ranks)
+    assert len(events(read(written, tmp_path))) == 1
 
 
 def test_a_truncated_file_is_read_up_to_there(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 import etloom
 from etloom.core.errors import EtloomError
+from etloom.core.schema import Stat
 from etloom.formats import detect_format, pipeline_operations
+from etloom.formats.io.parquet_input import read_columns
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mb_id", "mc")
 ROWS = [
@@ -112,6 +114,17 @@ def test_columns_and_sizes_are_checked(tmp_path: Path) -> None:
     write_rows(path, optype=pl.lit(None, pl.String))
     with pytest.raises(EtloomError, match="no operation"):
         pipeline_operations.read(path)
+
+
+def test_uncastable_columns_become_null(tmp_path: Path) -> None:
+    path = tmp_path / "operations[1].parquet"  # not a pattern
+    texts = pl.Series("text", ["a", None], dtype=pl.Categorical)
+    pl.DataFrame([texts, pl.Series("list", [[1], [2]]), pl.Series("whole", [3, 4])]).write_parquet(path)
+    stats: list[Stat] = []
+    wanted = {"text": pl.Int64, "list": pl.Int64, "whole": pl.Float64, "absent": pl.String}
+    table = read_columns(path, wanted, "read.wrong_type", stats)
+    assert table.rows() == [(None, None, 3.0, None), (None, None, 4.0, None)]
+    assert [stat.count for stat in stats] == [1, 2]
 
 
 def test_steps_that_exceed_an_integer_of_nanoseconds_are_refused(tmp_path: Path) -> None:

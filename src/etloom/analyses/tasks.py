@@ -34,7 +34,7 @@ from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
 from etloom.analyses.flops.measured_tables import TIME_ERRORS_PCT, MeasuredRatios, count_limits
-from etloom.analyses.flops.peaks import Peaks, check_device
+from etloom.analyses.flops.peaks import Peaks, check_device, lookup_peaks
 from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError
@@ -174,7 +174,8 @@ def _add_measured(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
         shapes, kinds = parse_calls(rows, family)
         ratios = measured.compute_ratios(shapes, kinds)
         for row in np.flatnonzero(np.isfinite(ratios)):
-            limit = count_limits(family, shapes[[row]], str(kinds[row]), peaks)[0]
+            # A file of peaks may state others for this device, but measured times do not depend on them.
+            limit = count_limits(family, shapes[[row]], str(kinds[row]), lookup_peaks(peaks.name))[0]
             times[row], texts[row] = ratios[row] * limit, f"table, within {error} %"
     return rows.with_columns(
         table_ns=pl.Series(times, nan_to_null=True), table=pl.Series(texts, dtype=pl.String)

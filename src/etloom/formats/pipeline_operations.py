@@ -24,7 +24,7 @@ from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
-from etloom.formats.io.parquet_input import read_columns
+from etloom.formats.io.parquet_input import list_columns, read_columns
 from etloom.formats.tables.building import build_trace
 
 _REQUIRED = {
@@ -114,7 +114,7 @@ def build_job(operations: pl.DataFrame, path: Path) -> Job:
 def _read_rows(path: Path, limit: int, stats: list[Stat]) -> pl.DataFrame:
     """Read the required and optional columns as int64, float64 or text; values that cannot be cast become null."""
     try:
-        columns = pl.read_parquet_schema(path)
+        columns = list_columns(path)
         if missing := [name for name in _REQUIRED if name not in columns]:
             raise ReadError(f"has no column {missing[0]!r}", where=path, remedy="export all columns")
         wanted = {**_REQUIRED, **{name: dtype for name, dtype in _OPTIONAL.items() if name in columns}}

@@ -22,10 +22,10 @@ _MAX_RANKS = 1_000_000
 _MAX_LINE, _MAX_FRAMES = 2_000, 500
 """Longer lines and deeper stacks are of no Python; the patterns below would take long on them."""
 _NAME = re.compile(r"(stacks|pyspy_dump)_(\d{8}_\d{6})\.txt")
-_RANK = re.compile(r"=== Rank (\d{1,7}): (.*) ===")
+_RANK = re.compile(r"^=== Rank (\d{1,7}): (.*) ===\r?$", re.MULTILINE)
 _STATUS = re.compile(r"Error: (\d{3})")
 _FAULT_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.+)')
-_SPY_FRAME = re.compile(r"    (\S.*) \((.+):(\d+)\)")
+_SPY_FRAME = re.compile(r"    (?=.*:\d+\)$)(\S.*) \((?!.* \()(.+):(\d+)\)")
 _MAIN = ("<module>", "_run_module_as_main", "_run_code")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import fmean
+from string import ascii_uppercase
 from typing import Any
 
 import polars as pl
@@ -75,7 +76,9 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
     names = _name_runs(jobs)
     is_pair = len(names) == 2
     sides = (
-        ["before", "after"] if is_pair else [f"{chr(ord('A') + i)}: {name}" for i, name in enumerate(names)]
+        ["before", "after"]
+        if is_pair
+        else [f"{ascii_uppercase[i : i + 1] or i}: {name}" for i, name in enumerate(names)]
     )
     timelines = pack_runs(jobs, all(difference.stepped for difference in differences))
     changes = "".join(

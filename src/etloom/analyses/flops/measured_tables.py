@@ -154,7 +154,7 @@ class MeasuredRatios:
         for kind in {name for name in kinds if name is not None}:
             measured = _DTYPES.get(kind, kind)
             rows = np.flatnonzero([name == kind for name in kinds])
-            rows = rows[np.isfinite(shapes[rows]).all(axis=1)]
+            rows = rows[(np.isfinite(shapes[rows]) & (shapes[rows] > 0)).all(axis=1)]
             if len(rows) and measured in self.shapes:
                 distinct, inverse = np.unique(np.log2(shapes[rows]), axis=0, return_inverse=True)
                 values = [self._interpolate(measured, shape) for shape in distinct]

@@ -6,7 +6,8 @@ answer, or else those that do not wait, are named with the line where they are. 
 that are in another call than most of them are named.
 
 A healthy job can look the same at one moment, and one with a slow rank also at two. The sentence states whether the
-ranks that wait were at the same place in an earlier file; if they were elsewhere, the job moves, and there is no cause.
+ranks that wait were at the same place in an earlier file; if they were elsewhere, the job moves, and there is no cause,
+unless a process has ended since then.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def describe_stacks(stacks: RankStacks) -> dict[int, ProcessState]:
 
 
 def find_stack_cause(stacks: RankStacks, earlier: RankStacks | None = None) -> HangCause | None:
-    """Return the cause of a hang; None if no rank differs, or if the ranks that wait have moved since ``earlier``."""
+    """Return the cause of a hang; None if no rank differs, or if the ranks that wait have moved since ``earlier``, in
+    which the same processes answered."""
     states = describe_stacks(stacks)
     waiting = {rank for rank, state in states.items() if state.place == "communication"}
     before = {} if earlier is None else earlier.frames
@@ -44,9 +46,10 @@ def find_stack_cause(stacks: RankStacks, earlier: RankStacks | None = None) -> H
     if not waiting and before == stacks.frames:
         waiting = _find_native_waits(stacks.frames)
         is_stuck = bool(waiting)
-    if not waiting or (before and not is_stuck):
+    ended = {rank for rank in before if rank in stacks.errors and states[rank].condition == "ended"}
+    if not waiting or (before and not is_stuck and not ended):
         return None
-    since = "; one file does not show whether it hangs"
+    since = "" if ended else "; one file does not show whether it hangs"
     if is_stuck and earlier is not None:
         since = f"; the same in {earlier.name}: a hang, or the same rank is always late"
     if others := set(states) - waiting:
@@ -57,11 +60,13 @@ def find_stack_cause(stacks: RankStacks, earlier: RankStacks | None = None) -> H
 def describe_no_cause(stacks: RankStacks, earlier: RankStacks | None) -> str:
     """Return the sentence for stacks in which no rank differs."""
     count = count_noun(len(stacks.frames) + len(stacks.errors), "rank")
+    silent = f"; {format_ranks(stacks.errors)} did not answer" if stacks.errors else ""
     if earlier is None:
-        return f"no cause in the stacks of {count}: no rank waits for others; two files show whether the job moves"
+        return f"no cause in the stacks of {count}: no rank differs; two files show whether the job moves{silent}"
     if earlier.frames == stacks.frames:
-        return f"no cause in the stacks of {count}, which are the same in {earlier.name}: all are at the same place"
-    return f"no hang in the stacks of {count}: they have changed since {earlier.name}"
+        same = f"which are the same in {earlier.name}"
+        return f"no cause in the stacks of {count}, {same}: no rank differs from most{silent}"
+    return f"no hang in the stacks of {count}: they have changed since {earlier.name}{silent}"
 
 
 def _find_native_waits(frames: Mapping[int, tuple[str, ...]]) -> set[int]:

@@ -54,15 +54,13 @@ def read_columns(
         PARQUET_ERRORS: The file is damaged.
     """
     check_parquet(path, path, columns, row_limit)
-    schema = pl.read_parquet_schema(path)
-    present = [column for column in columns if column in schema]
+    names = list_columns(path)
+    present = [column for column in columns if column in names]
     if not present:
         return pl.DataFrame(schema=dict(columns))
     table = read_foreign(path, present)
     result = table.select(
-        pl.col(column).cast(dtype, strict=False).alias(column)
-        if column in present and _is_castable(table.schema[column], dtype)
-        else pl.lit(None, dtype=dtype).alias(column)
+        _cast(table[column], dtype) if column in present else pl.lit(None, dtype=dtype).alias(column)
         for column, dtype in columns.items()
     )
     for column in present:
@@ -70,6 +68,21 @@ def read_columns(
             example = f"{path.stem}.{column} has values of a wrong type: now null"
             stats.append(Stat(name, "data_loss", losses, example))
     return result
+
+
+def list_columns(path: Path) -> frozenset[str]:
+    """Return the names of the columns of a Parquet file of another program.
+
+    Raises:
+        PARQUET_ERRORS: The file is damaged.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with path.open("rb") as file:
+            return frozenset(parquet.read_schema(file).names)
+    except ArrowException as error:
+        raise ValueError(str(error)) from None
 
 
 def read_foreign(source: Path | bytes, columns: list[str] | None = None) -> pl.DataFrame:
@@ -89,13 +102,19 @@ def read_foreign(source: Path | bytes, columns: list[str] | None = None) -> pl.D
         raise ValueError(str(error)) from None
 
 
-def _is_castable(source: pl.DataType, dtype: Any) -> bool:
-    """Return whether polars casts between two types value by value; it does not for nested types."""
-    return not (
-        source.is_nested()
-        or source == pl.Object
-        or (source == pl.Binary and dtype not in (pl.String, pl.Binary))
-    )
+def _cast(values: pl.Series, dtype: Any) -> pl.Series:
+    """Cast a column value by value; values that cannot be cast are null, as are all of a type without such a cast."""
+    source = values.dtype
+    # Binary values would be taken for the bytes of numbers.
+    has_cast = not source.is_nested() and (source != pl.Binary or dtype in (pl.String, pl.Binary))
+    try:
+        return values.cast(dtype, strict=False) if has_cast else _make_nulls(values, dtype)
+    except pl.exceptions.PolarsError:
+        return _make_nulls(values, dtype)
+
+
+def _make_nulls(values: pl.Series, dtype: Any) -> pl.Series:
+    return pl.Series(values.name, [None], dtype=dtype).new_from_index(0, len(values))
 
 
 def check_parquet(

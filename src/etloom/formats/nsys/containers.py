@@ -13,7 +13,7 @@ import polars as pl
 
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
-from etloom.formats.io.parquet_input import read_columns
+from etloom.formats.io.parquet_input import list_columns, read_columns
 from etloom.formats.io.sqlite_file import I64, TEXT, SqliteFile, int_columns
 
 __all__ = ["I64", "TEXT", "ExportFile", "ParquetExport", "SqliteExport", "int_columns"]
@@ -70,7 +70,7 @@ class ParquetExport:
         tables: dict[str, frozenset[str]] = {}
         for file in sorted(folder.glob("*.parquet")):
             try:
-                tables[file.stem] = frozenset(pl.read_parquet_schema(file))
+                tables[file.stem] = list_columns(file)
             except PARQUET_ERRORS as error:
                 self._count_damage(file.stem, error)
         self.tables: Mapping[str, frozenset[str]] = tables

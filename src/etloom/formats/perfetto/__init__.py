@@ -48,6 +48,10 @@ RANKS_MEMBER = "etloom_ranks"
 """Member of a file of several ranks, or with tracks of an analysis: rank -> processes (that of the file -> the recorded one), header, clock."""
 _MAX_BYTES = 1 << 36
 _CHUNK = 1 << 20
+_ZSTD_CHUNK = 1 << 11
+"""Compressed bytes that are decompressed at once; to at most 64 MiB."""
+_DAMAGED_PACKET = b"\x0a\x03\x92\x03\x00"
+"""A packet with an empty field 50, which is counted as not read."""
 _MAX_FIELD = 1 << 10
 _SNIFFED_PACKETS = 3
 _NUMBERS = (3, 8, 10, 13, 41, 42, 58, 79, 87, 98)
@@ -165,31 +169,44 @@ def _decompress_packets(content: bytearray, path: Path, limit: int) -> bytes:
     total = last = 0
     for start, end, data, size, is_zstd in compressed:
         pieces.append(content[last:start])
-        for piece in _decompress(bytes(content[data : data + size]), is_zstd):
-            total += len(piece)
-            check_ratio(len(content), total, path)
-            check_bytes(total, path, limit)
-            pieces.append(piece)
+        packets: list[bytes] = []
+        try:
+            for piece in _decompress(bytes(content[data : data + size]), is_zstd):
+                total += len(piece)
+                check_ratio(len(content), total, path)
+                check_bytes(total, path, limit)
+                packets.append(piece)
+        except (zlib.error, zstandard.ZstdError):
+            packets = [_drop_cut_packet(b"".join(packets)), _DAMAGED_PACKET]
+        pieces += packets
         last = end
     return b"".join([*pieces, content[last:]])
 
 
 def _decompress(data: bytes, is_zstd: bool) -> Iterator[bytes]:
-    """Yield the decompressed bytes; where the data is damaged, a packet that is counted as not read."""
-    try:
-        if is_zstd:
-            stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data)
-            while piece := stream.read(_CHUNK):
-                yield piece
-            return
+    """Yield the decompressed bytes. Raises an error of the library where the data is damaged or ends early."""
+    if is_zstd:
+        frame = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+        for at in range(0, len(data), _ZSTD_CHUNK):
+            if not frame.eof:
+                yield frame.decompress(data[at : at + _ZSTD_CHUNK])
+        is_complete = frame.eof
+    else:
         decompressor = zlib.decompressobj()
         while piece := decompressor.decompress(data, _CHUNK):
             yield piece
             data = decompressor.unconsumed_tail
-        if not decompressor.eof:
-            raise zlib.error("ends early")
-    except (zlib.error, zstandard.ZstdError):
-        yield b"\x0a\x03\x92\x03\x00"  # a packet with an empty field 50
+        is_complete = decompressor.eof
+    if not is_complete:
+        raise zlib.error("ends early")
+
+
+def _drop_cut_packet(data: bytes) -> bytes:
+    """Return the packets before the first that is cut off, behind which the next packet of the file would be lost."""
+    at = 0
+    while (place := _read_length(data, at))[1] and sum(place) <= len(data):
+        at = sum(place)
+    return data[:at]
 
 
 def _state_losses(summary: Mapping[str, Any]) -> Iterator[Stat]:
@@ -204,7 +221,9 @@ def _state_losses(summary: Mapping[str, Any]) -> Iterator[Stat]:
     yield Stat("read.pftrace_damaged", "data_loss", summary["damaged"], "a field that exceeds its message")
     unread: dict[int, int] = summary["unread_packets"]
     about = {number: count for number, count in unread.items() if number in _ABOUT_TRACE}
-    lost = {number: count for number, count in unread.items() if number not in _ABOUT_TRACE}
+    lost = {number: n for number, n in unread.items() if number not in (*_ABOUT_TRACE, *_COMPRESSED)}
+    damaged = sum(unread.get(number, 0) for number in _COMPRESSED)
+    yield Stat("read.corrupt_compression", "data_loss", damaged, "compressed packets that are damaged")
     yield Stat(
         "read.pftrace_other_packet", "info", sum(lost.values()), _name_packets(lost).removeprefix(", only ")
     )
@@ -233,37 +252,47 @@ def _separate_ranks(parsed: ParsedFile, ranks: Mapping[str, Any]) -> Iterator[tu
     Processes that the member RANKS_MEMBER does not name (tracks of an analysis) are left out.
     """
     stats = parsed.stats
+    present = {
+        pid
+        for table in parsed.tables.values()
+        if "pid" in table.columns
+        for pid in table["pid"].unique().to_list()
+    }
     for rank, description in ranks.items():
         processes = description.get("processes") if isinstance(description, dict) else None
         if not (rank.isdecimal() and len(rank) < 10 and isinstance(processes, dict)):
+            continue
+        # A process belongs to one rank, so that a file cannot have more ranks than processes.
+        pids = {
+            number: own
+            for pid, own in processes.items()
+            if pid.isdecimal() and len(pid) < 19 and (number := int(pid)) in present
+            if isinstance(own, str) or (type(own) is int and abs(own) < 1 << 63)
+        }
+        present -= pids.keys()
+        if not pids:
             continue
         header = description.get("header")
         header = header if isinstance(header, dict) else {}
         if "baseTimeNanoseconds" in parsed.header and description.get("clock") == "epoch":
             header = header | {"baseTimeNanoseconds": parsed.header["baseTimeNanoseconds"]}
-        tables = _select_processes(parsed.tables, processes, rank)
+        tables = _select_processes(parsed.tables, pids, rank)
         header = {"distributedInfo": {"rank": int(rank)}} | header
         yield int(rank), ParsedFile(tables, header, stats, tables["events"].height)
         stats = []
 
 
 def _select_processes(
-    tables: Mapping[str, pl.DataFrame], processes: Mapping[str, Any], rank: str
+    tables: Mapping[str, pl.DataFrame], processes: Mapping[int, int | str], rank: str
 ) -> dict[str, pl.DataFrame]:
     """Return the rows of some processes, with the recorded numbers (or names) of the processes."""
     names = tables["tracks"]["name"].cast(pl.String).to_list()
-    texts: list[str] = []
+    texts: dict[str, int] = {}
 
     def number(text: str) -> int:
-        if text not in texts:
-            texts.append(text)
-        return FIRST_TEXT_ID - texts.index(text)
+        return FIRST_TEXT_ID - texts.setdefault(text, len(texts))
 
-    pids = {
-        int(pid): number(own) if isinstance(own, str) else own
-        for pid, own in processes.items()
-        if pid.isdecimal()
-    }
+    pids = {pid: number(own) if isinstance(own, str) else own for pid, own in processes.items()}
     selected = {}
     for name, table in tables.items():
         if "pid" not in table.columns:
@@ -292,5 +321,5 @@ def _select_processes(
         if "event" in table.columns:
             moved = table.join(rows, on="event", how="inner", maintain_order="left")
             selected[name] = moved.with_columns(event="new").drop("new")
-    tracks = pl.DataFrame({"name": pl.Series(texts, dtype=pl.Categorical)})
+    tracks = pl.DataFrame({"name": pl.Series(list(texts), dtype=pl.Categorical)})
     return {name: table.drop("row", strict=False) for name, table in selected.items()} | {"tracks": tracks}
