@@ -188,6 +188,23 @@ def test_a_file_may_end_after_any_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_rank_in_whose_stack_the_file_ends_is_not_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "dumps", WAIT, WAIT, WAIT, WAIT)
+    file = folder / "stacks_20261130_120000.txt"
+    text = file.read_text()
+    side = (
+        "=== Rank 2: http://vm:1/x? ===\nThread 0x9 (most recent call first):\n"
+        + LOAD.rpartition('  File "/job/data')[0]
+    )
+    file.write_text(text[: text.index("=== Rank 2")] + side)
+    report = etloom.hangs(folder)
+    assert report.cause is None
+    assert "the file ends in the stack of rank 2" in report.sentence
+    assert any("read.truncated" in problem for problem in report.problems)
+    file.write_text(text.replace(WAIT, LOAD, 1)[: -len(WAIT)] + WAIT[:40])
+    assert "rank 0 stopped or diverged" in etloom.hangs(folder).sentence
+
+
 def test_a_folder_without_stacks_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "stacks_20261130_120000.txt").write_text("nothing\n")
     with pytest.raises(ReadError, match="no Flight Recorder dump"):

@@ -56,12 +56,14 @@ class RankStacks:
         time: when it was written, local time as YYYYMMDD_HHMMSS.
         frames: rank -> frames of its main thread, innermost first, as ``function (file:line)``.
         errors: rank -> why it did not answer.
+        cut_rank: the rank in whose stack the file ends early, if it does; it and those after it are unknown.
     """
 
     name: str
     time: str
     frames: dict[int, tuple[str, ...]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    cut_rank: int | None = None
 
 
 def find_call_site(frames: list[str]) -> str | None:

@@ -57,9 +57,10 @@ def write(
     writer = _native.PerfettoWriter()
     with open_atomic(Path(path)) as file:
         file.write(writer.start(base))
-        formatters = dict(zip(traces, format_ranks(traces, base, with_flow_ids=True), strict=True))
-        has_overlays = overlay is not None or findings
-        for key, value in _describe_ranks(formatters, has_overlays).items():
+        is_numbered = len(traces) > 1 or overlay is not None or findings
+        ranks = format_ranks(traces, base, with_flow_ids=True, is_numbered=is_numbered)
+        formatters = dict(zip(traces, ranks, strict=True))
+        for key, value in _describe_ranks(formatters, is_numbered).items():
             file.write(writer.member(key, json.dumps(value)))
         for formatter in formatters.values():
             for lines in formatter.format_all():
@@ -89,10 +90,10 @@ def _correct_ranks(traces: dict[int, Trace]) -> dict[int, Trace]:
     }
 
 
-def _describe_ranks(formatters: dict[int, RankFormatter], has_overlays: bool) -> dict[str, Any]:
+def _describe_ranks(formatters: dict[int, RankFormatter], is_numbered: bool) -> dict[str, Any]:
     """Return the members of the file: those of the original file of one rank, or the recorded processes of each rank,
     which tell several ranks, and tracks that no recorder wrote, apart."""
-    if len(formatters) == 1 and not has_overlays:
+    if not is_numbered:
         return describe_rank(next(iter(formatters.values())).trace)
     ranks = {}
     for rank, formatter in formatters.items():

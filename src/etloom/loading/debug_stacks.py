@@ -10,6 +10,7 @@ Format: torch/distributed/debug/_debug_handlers.py of torch 2.13.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from etloom.core.calls import RankStacks
@@ -26,6 +27,8 @@ _RANK = re.compile(r"^=== Rank (\d{1,7}): (.*) ===\r?$", re.MULTILINE)
 _STATUS = re.compile(r"Error: (\d{3})")
 _FAULT_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.+)')
 _SPY_FRAME = re.compile(r"    (?=.*:\d+\)$)(\S.*) \((?!.* \()(.+):(\d+)\)")
+_WRITTEN_FRAMES = 100
+"""faulthandler leaves out deeper frames."""
 _MAIN = ("<module>", "_run_module_as_main", "_run_code")
 
 
@@ -51,6 +54,9 @@ def read_stacks(path: Path) -> tuple[list[RankStacks], list[Stat]]:
         if damage is not None:
             stats.append(Stat("read.truncated", "data_loss", 1, f"{file}: {damage}"))
         report = parse_stacks(content.decode("utf-8", "replace"), file.name, time)
+        if report.cut_rank is not None:
+            example = f"{file}: ends inside rank {report.cut_rank}, which is left out with those after it"
+            stats.append(Stat("read.truncated", "data_loss", 1, example))
         if report.frames or report.errors:
             reports.append(report)
         else:
@@ -69,7 +75,16 @@ def parse_stacks(text: str, name: str = "", time: str = "") -> RankStacks:
             report.errors[rank] = _describe_status(int(match[1]))
         elif frames := _find_main_thread(section):
             report.frames[rank] = frames
+    last = max(report.frames, default=None)
+    if last is not None and last > max(report.errors, default=-1) and not _is_whole(report.frames[last]):
+        del report.frames[last]
+        report = replace(report, cut_rank=last)
     return report
+
+
+def _is_whole(frames: tuple[str, ...]) -> bool:
+    """Return whether a stack ends with the script, or is so deep that the end was left out where it was written."""
+    return frames[-1].startswith(_MAIN) or len(frames) >= _WRITTEN_FRAMES
 
 
 def _describe_status(status: int) -> str:

@@ -51,22 +51,33 @@ def find_stack_cause(stacks: RankStacks, earlier: RankStacks | None = None) -> H
         return None
     since = "" if ended else "; one file does not show whether it hangs"
     if is_stuck and earlier is not None:
-        since = f"; the same in {earlier.name}: a hang, or the same rank is always late"
+        since = f"; the same in {earlier.name}"
     if others := set(states) - waiting:
-        return _blame_absent(stacks, states, others, waiting, since, before)
-    return _blame_other_calls(stacks, states, is_stuck, since)
+        since += ": a hang, or the same rank is always late" if is_stuck else ""
+        return _blame_absent(stacks, states, others, waiting, since + _describe_end(stacks), before)
+    return _blame_other_calls(
+        stacks, states, is_stuck and stacks.cut_rank is None, since + _describe_end(stacks)
+    )
 
 
 def describe_no_cause(stacks: RankStacks, earlier: RankStacks | None) -> str:
     """Return the sentence for stacks in which no rank differs."""
     count = count_noun(len(stacks.frames) + len(stacks.errors), "rank")
     silent = f"; {format_ranks(stacks.errors)} did not answer" if stacks.errors else ""
+    silent += _describe_end(stacks)
     if earlier is None:
         return f"no cause in the stacks of {count}: no rank differs; two files show whether the job moves{silent}"
-    if earlier.frames == stacks.frames:
+    if all(earlier.frames.get(rank) == frames for rank, frames in stacks.frames.items()):
         same = f"which are the same in {earlier.name}"
         return f"no cause in the stacks of {count}, {same}: no rank differs from most{silent}"
     return f"no hang in the stacks of {count}: they have changed since {earlier.name}{silent}"
+
+
+def _describe_end(stacks: RankStacks) -> str:
+    """Return the part of a sentence that says where a file ends early, if it does."""
+    if stacks.cut_rank is None:
+        return ""
+    return f"; the file ends in the stack of rank {stacks.cut_rank}: this rank and those after it are unknown"
 
 
 def _find_native_waits(frames: Mapping[int, tuple[str, ...]]) -> set[int]:

@@ -121,12 +121,13 @@ def add_memory_counters(trace: Trace) -> Trace:
 
 
 def format_ranks(
-    traces: dict[int, Trace], base: int, *, with_flow_ids: bool = False
+    traces: dict[int, Trace], base: int, *, with_flow_ids: bool = False, is_numbered: bool = False
 ) -> Iterator[RankFormatter]:
-    """Yield a formatter of each rank; those of several ranks number processes and arrows one after the other."""
+    """Yield a formatter of each rank; those of several ranks (with ``is_numbered`` that of one, too) number processes
+    and arrows one after the other, and name processes after their rank."""
     first_pid, first_flow = 1, 1
     for rank, trace in traces.items():
-        number = rank if len(traces) > 1 else None
+        number = rank if is_numbered or len(traces) > 1 else None
         yield RankFormatter.create(trace, number, base, first_pid, first_flow, with_flow_ids)
         first_pid += len(tracks.list_processes(trace))
         first_flow += trace.launches.height + trace.flows["flow"].n_unique()
