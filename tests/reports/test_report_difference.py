@@ -154,5 +154,5 @@ def test_the_timelines_draw_a_limited_number_of_events_and_ranks(
 
 @pytest.mark.parametrize("value", [[], ["run/"]])
 def test_a_list_of_anything_else_is_refused(value: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(etloom.EtloomError, match="expected a run, or differences of runs"):
+    with pytest.raises(etloom.EtloomError, match="expected a Trace, a Job or a path"):
         etloom.report(value, tmp_path / "page.html")

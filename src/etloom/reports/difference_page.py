@@ -230,7 +230,7 @@ def _render_table_section(by: str, table: pl.DataFrame) -> Section:
     visible = (
         table.select(order)
         .with_columns(integers)
-        .filter(pl.max_horizontal(main) > 0)
+        .filter(pl.any_horizontal(pl.col(sides) != 0))
         .drop(name for name in hidden if name != bar)
     )
     net = int(table[bar].sum())
