@@ -53,7 +53,7 @@ def print_times(folder: Path, samples: int = 1500) -> None:
             for kind, ratios in ({} if measured is None else measured.ratios).items():
                 assert measured is not None
                 rows = np.random.default_rng(SEED).permutation(len(ratios))[:samples]
-                predicted = np.array([measured.predict_left_out(kind, int(row)) for row in rows])
+                predicted = np.array([measured.cross_validate(kind, int(row)) for row in rows])
                 errors = 100 * np.abs(predicted / ratios[rows] - 1)
                 errors = errors[np.isfinite(errors)]
                 low, high = np.quantile(errors, [0.5, 0.9])

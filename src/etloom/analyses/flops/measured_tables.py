@@ -161,7 +161,7 @@ class MeasuredRatios:
                 ratios[rows] = np.array(values)[inverse.ravel()]
         return ratios
 
-    def predict_left_out(self, kind: str, row: int) -> float:
+    def cross_validate(self, kind: str, row: int) -> float:
         """Return the ratio of a measured call, predicted from the others; nan if none has about the same sizes."""
         others = np.arange(len(self.ratios[kind])) != row
         rest = MeasuredRatios({kind: self.shapes[kind][others]}, {kind: self.ratios[kind][others]})
