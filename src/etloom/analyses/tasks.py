@@ -176,7 +176,7 @@ def _add_measured(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
         for row in np.flatnonzero(np.isfinite(ratios)):
             # A file of peaks may state others for this device, but measured times do not depend on them.
             limit = count_limits(family, shapes[[row]], str(kinds[row]), lookup_peaks(peaks.name))[0]
-            times[row], texts[row] = ratios[row] * limit, f"table, within {error} %"
+            times[row], texts[row] = ratios[row] * limit, f"table, 90 % within {error} %"
     return rows.with_columns(
         table_ns=pl.Series(times, nan_to_null=True), table=pl.Series(texts, dtype=pl.String)
     )
