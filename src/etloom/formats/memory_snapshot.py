@@ -167,9 +167,16 @@ def _gather(texts: pl.Series, numbers: pl.Series) -> pl.Series:
     return texts.cast(pl.Categorical).gather(numbers)
 
 
+def _select_rows(table: pl.DataFrame, condition: pl.Expr) -> pl.DataFrame:
+    """Return the rows that satisfy a condition; without a copy of the table if all do."""
+    condition = condition.fill_null(False)
+    return table if table.select(condition.all()).item() else table.filter(condition)
+
+
 def _select_entries(content: dict[str, Any], stacks: pl.Series, counts: dict[str, int]) -> pl.DataFrame:
     """Return the known entries of the history in its order, with ``position``, their place in it; count others."""
-    row = slice(None) if content["row"] is None else content["row"]
+    row = content.pop("row")
+    row = slice(None) if row is None else row
     texts = pl.Series(content["texts"], dtype=pl.String)
 
     def take(name: str) -> pl.Series:
@@ -191,16 +198,16 @@ def _select_entries(content: dict[str, Any], stacks: pl.Series, counts: dict[str
         }
     ).with_row_index("position")
     is_damaged = pl.col("action").is_null() | pl.col("bytes").is_null() | (pl.col("bytes") > SIZE_LIMIT)
-    whole = entries.filter(~is_damaged)
+    whole = _select_rows(entries, ~is_damaged)
     counts["damaged_entry"] += content["damaged"] + entries.height - whole.height
-    recognized = whole.filter(pl.col("action").is_in(_ACTIONS))
+    recognized = _select_rows(whole, pl.col("action").is_in(_ACTIONS))
     counts["unknown_action"] += whole.height - recognized.height
     counts["without_time"] += recognized["ts"].null_count()
     is_oom = pl.col("action") == "oom"
     return recognized.with_columns(
         pl.when(pl.col("ts") < _MAX_TIME_US).then(pl.col("ts") * 1000),
         addr=pl.when(is_oom).then("device_free").otherwise("addr"),
-        annotation=pl.when(pl.col("annotation").cast(pl.String) != "").then("annotation"),
+        annotation=pl.when(pl.col("annotation") != "").then("annotation"),
     )
 
 
@@ -219,7 +226,8 @@ def _compute_totals(entries: pl.DataFrame, usages: dict[int, _Usage], counts: di
         changes = rows.filter(is_change | action.is_in(list(_RESERVED))).select(
             "ts", "addr", "device", "stream", "stack",
             bytes=pl.when(action == _ALLOC).then(size).when(action == free).then(-size).otherwise(0),
-            reserved=size * action.cast(pl.String).replace_strict(_RESERVED, default=0, return_dtype=pl.Int64),
+            reserved=pl.when(action.is_in([name for name, sign in _RESERVED.items() if sign > 0])).then(size)
+            .when(action.is_in([name for name, sign in _RESERVED.items() if sign < 0])).then(-size).otherwise(0),
             is_change=is_change,
         )  # fmt: skip
         changes = changes.with_columns(rounded=_round_sizes(changes, usage.blocks))
@@ -251,8 +259,8 @@ def _round_sizes(changes: pl.DataFrame, blocks: dict[int, tuple[int, int]]) -> p
     """
     change = changes["bytes"].to_numpy()
     size = -(-np.abs(change) // _ROUNDING) * _ROUNDING
-    addresses = changes.select("addr", "is_change").with_row_index().filter("is_change")
-    last = addresses.unique("addr", keep="last").filter(pl.col("addr").is_in(list(blocks)))
+    in_use = pl.col("is_change") & pl.col("addr").is_in(list(blocks))
+    last = changes.select("addr", "is_change").with_row_index().filter(in_use).unique("addr", keep="last")
     rows, stated = last["index"].to_numpy(), [blocks[address][1] for address in last["addr"].to_list()]
     size[rows] = np.where(change[rows] > 0, np.maximum(change[rows], np.array(stated, np.int64)), size[rows])
     return pl.Series(np.sign(change) * size)
@@ -260,9 +268,7 @@ def _round_sizes(changes: pl.DataFrame, blocks: dict[int, tuple[int, int]]) -> p
 
 def _list_events(entries: pl.DataFrame) -> list[dict[str, Any]]:
     """List the actions of the allocator that are neither requests nor releases as rows of events."""
-    others = entries.filter(
-        pl.col("action").cast(pl.String).is_in([*_RESERVED, *_OTHER]) & pl.col("ts").is_not_null()
-    )
+    others = entries.filter(pl.col("action").is_in([*_RESERVED, *_OTHER]) & pl.col("ts").is_not_null())
     events = []
     for row in others.iter_rows(named=True):
         is_oom = row["action"] == "oom"
