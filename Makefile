@@ -187,7 +187,7 @@ bench-gpu: setup ## findings and what-ifs next to times measured on a GPU here; 
 bench-hangs: setup ## causes of hangs: generated dumps and real gloo jobs with known faults
 	$(BIN)/python benchmarks/hangs/dumps.py
 	$(BIN)/python benchmarks/hangs/real_jobs.py --faults 200 --healthy 50
-	$(BIN)/python -c "import jinja2, tabulate" && $(BIN)/python benchmarks/hangs/debug_server.py --jobs 100
+	$(BIN)/python benchmarks/hangs/debug_server.py --jobs 100
 
 bench-diagnosis: setup ## accuracy of findings: problems injected into real traces, and bugs in a training run on two ranks
 	$(BIN)/python benchmarks/diagnosis/injected.py

@@ -1,6 +1,6 @@
 """Hangs of gloo jobs under torch.distributed's debug server: is the right rank named, with its line of Python?
 
-    python benchmarks/hangs/debug_server.py --jobs 100    # needs jinja2, tabulate, aiohttp or requests, and Linux
+    python benchmarks/hangs/debug_server.py --jobs 100    # needs jinja2, tabulate, aiohttp, and Linux
 
 Four forked workers train a toy step. At a random step a random rank does not arrive: it sleeps, loops, waits for a lock
 or for a batch, saves a checkpoint to a file that does not answer, calls another collective, or is stopped by a signal.
@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -179,6 +180,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if missing := [name for name in ("jinja2", "tabulate", "aiohttp") if find_spec(name) is None]:
+        print(f"debug server: not run; pip install {' '.join(missing)}")
+        return
     rng = random.Random(options.seed)
     results: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for number in range(options.jobs):

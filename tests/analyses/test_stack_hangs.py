@@ -231,8 +231,8 @@ def test_a_process_that_ended_since_the_earlier_file_is_named(tmp_path: Path) ->
 
 
 def test_the_sentence_without_a_cause_is_true(tmp_path: Path) -> None:
-    one = etloom.hangs(write(tmp_path / "one", WAIT, WAIT))
-    assert "no rank differs; two files show" in one.sentence
+    single = etloom.hangs(write(tmp_path / "one", WAIT, WAIT))
+    assert "no rank differs; two files show" in single.sentence
     ended = etloom.hangs(write(tmp_path / "ended", "Error: 503", "Error: 503"))
     assert "ranks 0, 1 did not answer" in ended.sentence
 

@@ -371,11 +371,11 @@ def test_other_packets_and_fields_are_counted(tmp_path: Path) -> None:
     event = add(written, 3, 5, "x", source_location_iid=1)
     event.debug_annotations.add(name="p", proto_value=b"")
     trace = read(written, tmp_path)
-    found = counts(trace)
+    stats = counts(trace)
     assert (
-        found["read.pftrace_other_packet"],
-        found["read.pftrace_description"],
-        found["read.pftrace_field"],
+        stats["read.pftrace_other_packet"],
+        stats["read.pftrace_description"],
+        stats["read.pftrace_field"],
     ) == (4, 1, 2)
 
 

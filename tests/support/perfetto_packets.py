@@ -54,7 +54,7 @@ MESSAGES = {
     "debug_annotation_string_values=29*InternedText",
     "InternedText": "iid=1:uint64 name=2:string",
 }
-"""Of protos/perfetto/trace/perfetto_trace.proto; a repeated field has a star."""
+"""Fields of the messages of protos/perfetto/trace/perfetto_trace.proto; a star marks a repeated field."""
 
 
 def count_events(trace: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _MESSAGES = {
     "XEventMetadata": "id=1:int64 name=2:string display_name=4:string stats=5*XStat",
     "XStatMetadata": "id=1:int64 name=2:string",
 }
-"""Of tsl/profiler/protobuf/xplane.proto; a repeated field has a star."""
+"""Fields of the messages of tsl/profiler/protobuf/xplane.proto; a star marks a repeated field."""
 
 
 XSpace = declare("xplane_test", _MESSAGES, "XSpace")

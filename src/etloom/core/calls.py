@@ -55,14 +55,14 @@ class RankStacks:
         name: of the file.
         time: when it was written, local time as YYYYMMDD_HHMMSS.
         frames: rank -> frames of its main thread, innermost first, as ``function (file:line)``.
-        errors: rank -> why it did not answer.
+        errors: rank -> HTTP status of the server's request, of ranks that did not answer.
         cut_rank: the rank in whose stack the file ends early, if it does; it and those after it are unknown.
     """
 
     name: str
     time: str
     frames: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, int] = field(default_factory=dict)
     cut_rank: int | None = None
 
 

@@ -36,7 +36,7 @@ def read_stacks(path: Path) -> tuple[list[RankStacks], list[Stat]]:
     """Read the last two files of stacks in a folder, or a single file.
 
     Returns:
-        The stacks, the latest last, none if there are no files of this name; and rows of stats: damage.
+        The stacks, the latest last; an empty list without files of such a name. Rows of stats about damage.
     """
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     named = [(match[1], match[2], file) for file in files if (match := _NAME.fullmatch(file.name))]
@@ -72,7 +72,7 @@ def parse_stacks(text: str, name: str = "", time: str = "") -> RankStacks:
         if (rank := int(rank_text)) >= _MAX_RANKS:
             continue
         if match := _STATUS.match(section.lstrip()):
-            report.errors[rank] = _describe_status(int(match[1]))
+            report.errors[rank] = int(match[1])
         elif frames := _find_main_thread(section):
             report.frames[rank] = frames
     last = max(report.frames, default=None)
@@ -85,11 +85,6 @@ def parse_stacks(text: str, name: str = "", time: str = "") -> RankStacks:
 def _is_whole(frames: tuple[str, ...]) -> bool:
     """Return whether a stack ends with the script, or is so deep that the end was left out where it was written."""
     return frames[-1].startswith(_MAIN) or len(frames) >= _WRITTEN_FRAMES
-
-
-def _describe_status(status: int) -> str:
-    reasons = {408: "no answer in time", 503: "no connection"}
-    return f"the debug server got {reasons.get(status, f'status {status}')} from it"
 
 
 def _find_main_thread(section: str) -> tuple[str, ...]:

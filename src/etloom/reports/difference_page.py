@@ -26,18 +26,11 @@ from etloom.reports.difference_timelines import CHANGE_COLORS, ComparedTimelines
 from etloom.reports.formatting import choose_column_format, format_duration
 from etloom.reports.html_charts import render_legend
 from etloom.reports.html_tables import render_table
-from etloom.reports.page import Page, Section, fill_template, read_asset, titled_section
+from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.time_shares import PART_LABELS
 
 SCRIPTS = (
-    "data.js",
-    "path.js",
-    "paint.js",
-    "timeline.js",
-    "views.js",
-    "calls.js",
-    "selection.js",
-    "address.js",
+    *TIMELINE_SCRIPTS,
     "input.js",
     "tables.js",
     "details.js",

@@ -32,7 +32,7 @@ from etloom.reports.html_charts import render_bars, render_columns, render_legen
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
 from etloom.reports.html_tables import render_table
 from etloom.reports.memory_section import is_memory_only, render_memory
-from etloom.reports.page import Page, Section, fill_template, read_asset, titled_section
+from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
 from etloom.reports.time_shares import PART_LABELS
@@ -52,14 +52,7 @@ MAX_FLEET_RANKS, MAX_FLEET_EVENTS = 16, 20_000
 """Ranks whose timelines are drawn, and events of each, of a run of more than MAX_RANKS ranks: the page of any number of
 ranks is then a few MB."""
 SCRIPTS = (
-    "data.js",
-    "path.js",
-    "paint.js",
-    "timeline.js",
-    "views.js",
-    "calls.js",
-    "selection.js",
-    "address.js",
+    *TIMELINE_SCRIPTS,
     "fleet.js",
     "memory.js",
     "what_if.js",

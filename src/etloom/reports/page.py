@@ -13,6 +13,18 @@ from typing import NamedTuple
 
 from etloom.core.version import __version__
 
+TIMELINE_SCRIPTS = (
+    "data.js",
+    "path.js",
+    "paint.js",
+    "timeline.js",
+    "views.js",
+    "calls.js",
+    "selection.js",
+    "address.js",
+)
+"""The first scripts of a page with timelines."""
+
 
 class Section(NamedTuple):
     """A section of an HTML page: its id, the text of the link to it, and its HTML."""

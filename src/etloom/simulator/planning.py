@@ -81,7 +81,7 @@ _DEVIATIONS = {
     "experts": 0.2,
     "FP8": 0.15,
 }
-"""What was not measured -> assumed standard deviation of the logarithm of the step time."""
+"""Property of a job that no measurement covers -> assumed standard deviation of the logarithm of the step time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -318,18 +318,10 @@ def _list_layouts(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int
             remedy="choose another batch or number of GPUs" + " or fewer fixed axes" * bool(parallel),
         )
     names = (
-        "tensor",
-        "context",
-        "pipeline",
-        "data",
-        "expert",
-        "chunks",
-        "micro_batch",
-        "recompute",
-        "sharding",
-    )
-    columns = dict(zip(names, table.T, strict=False))
-    return Layout(micro_batches=table[:, 9], **columns)
+        "tensor", "context", "pipeline", "data", "expert", "chunks", "micro_batch", "recompute", "sharding",
+        "micro_batches",
+    )  # fmt: skip
+    return Layout(**dict(zip(names, table.T, strict=True)))
 
 
 def _list_meshes(

@@ -195,7 +195,7 @@ def count_limits(family: str, sizes: Array, kind: str, peaks: Peaks) -> Array:
     else:
         batch, *queries, context, heads, shared, head = sizes.T
         length = queries[0] if queries else np.ones(len(sizes))
-        flops = 4 * batch * heads * head * (length * context - (length**2 - 1) / 2)
+        flops = 4 * batch * heads * head * (length * context - (length**2 - length) / 2)
         moved = width * batch * head * 2 * (heads * length + shared * context)
     limits: Array = np.maximum(flops / rate / 1e3, moved / peaks.bandwidth_gbs) + _FIXED_NS
     return limits

@@ -99,8 +99,8 @@ def find_place(frames: Sequence[str]) -> tuple[str | None, str | None]:
     outside of torch and of installed packages, if possible; None if unknown."""
     place = next((name for name, pattern in _PLACES if any(map(pattern.search, frames))), None)
     outside = [frame for frame in frames if not _TORCH.search(frame)]
-    own = [frame for frame in outside if not _INSTALLED.search(frame)]
-    return place, next(iter([*own, *outside]), None)
+    program = [frame for frame in outside if not _INSTALLED.search(frame)]
+    return place, next(iter([*program, *outside]), None)
 
 
 def _find_condition(facts: Mapping[str, Any], now_ns: int, system_state: str | None) -> tuple[str, str]:

@@ -6,8 +6,8 @@ answer, or else those that do not wait, are named with the line where they are. 
 that are in another call than most of them are named.
 
 A healthy job can look the same at one moment, and one with a slow rank also at two. The sentence states whether the
-ranks that wait were at the same place in an earlier file; if they were elsewhere, the job moves, and there is no cause,
-unless a process has ended since then.
+ranks that wait were at the same place in an earlier file. If they have moved and no process has ended since, the job
+makes progress, and no rank is named.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from etloom.analyses.hangs.causes import EVIDENCE_COLUMNS, HangCause
+from etloom.analyses.hangs.causes import _MAX_EVIDENCE, EVIDENCE_COLUMNS, HangCause
 from etloom.analyses.hangs.processes import ProcessState, find_place
 from etloom.core.calls import RankStacks
 from etloom.core.text import count_noun, format_ranks
 
 _CALL = re.compile(r"([a-z]\w*) \(.*torch[/\\]distributed[/\\]")
 _MAY_WAIT = re.compile(r"torch[/\\](?:autograd[/\\]graph\.py|cuda[/\\])")
-_WRAPPER = "wrapper"
+_NO_CONNECTION, _NO_ANSWER = 503, 408
+"""Status of requests to a process that has ended, and to one that does not answer in time."""
 
 
 def describe_stacks(stacks: RankStacks) -> dict[int, ProcessState]:
     """Return the state of each rank's process, as far as its stack shows it."""
     states = {rank: _describe(frames) for rank, frames in stacks.frames.items()}
-    for rank, reason in stacks.errors.items():
-        states[rank] = ProcessState("ended" if "no connection" in reason else "unresponsive", reason)
+    reasons = {_NO_CONNECTION: "no connection", _NO_ANSWER: "no answer in time"}
+    for rank, status in stacks.errors.items():
+        condition = "ended" if status == _NO_CONNECTION else "unresponsive"
+        reason = reasons.get(status, f"status {status}")
+        states[rank] = ProcessState(condition, f"{reason}, when the debug server asked")
     return dict(sorted(states.items()))
 
 
@@ -154,7 +158,7 @@ def _name_most_common(stacks: RankStacks, ranks: set[int]) -> str:
 def _name_call(frames: tuple[str, ...]) -> str:
     """Return the call in which a rank waits: the function of torch.distributed, and the line that called it."""
     functions = [match[1] for frame in frames if (match := _CALL.match(frame))]
-    function = next((name for name in functions if name != _WRAPPER), None)
+    function = next((name for name in functions if name != "wrapper"), None)
     frame = find_place(frames)[1] or frames[0]
     return f"{function}, called at {frame}" if function else frame
 
@@ -169,6 +173,6 @@ def _list_evidence(
             if rank in stacks.frames
             else f"process {states[rank].condition}: {states[rank].detail}",
         )
-        for rank in sorted(ranks)[:16]
+        for rank in sorted(ranks)[:_MAX_EVIDENCE]
     ]
     return pl.DataFrame(rows, schema=EVIDENCE_COLUMNS, orient="row")

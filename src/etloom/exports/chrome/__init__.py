@@ -71,7 +71,7 @@ def prepare_ranks(trace: Trace | Job, path: str | PathLike[str], overlay: str | 
     """Return the ranks of a timeline, with counters of allocators.
 
     Raises:
-        UnknownName: There is no such overlay.
+        UnknownName: The overlay is not one of `OVERLAYS`.
         EtloomError: No rank has timed events.
     """
     if overlay is not None and overlay not in OVERLAYS:
