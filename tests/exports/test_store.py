@@ -35,6 +35,7 @@ from etloom.formats.parquet import stored_runs, table_files
 from etloom.formats.parquet.store_layout import list_runs
 from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, engines, load_path
+from etloom.loading.rank_stores import RankFolder
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 from support.saved_folders import update_checksum
@@ -168,7 +169,7 @@ def test_kept_results_of_ranks_suffice_for_the_questions_to_all_ranks(
 def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None
 ) -> None:
-    options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
+    options = LoadOptions(use_cache=False, rank_folder=RankFolder(tmp_path / "ranks"))
     first = load_path(run, options)
     summaries.summarize_ranks(first.items(), tmp_path / "part")
     results = rank_results.open_results([tmp_path / "part"])
@@ -178,14 +179,14 @@ def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
         "scan",
         lambda trace, name: scan(trace, name) if name == "stats" else pytest.fail(f"{name} was read"),
     )
-    again = load_path(run, replace(options, results=results))
+    again = load_path(run, replace(options, rank_folder=RankFolder(tmp_path / "ranks", results=results)))
     assert_frame_equal(again.stats, first.stats)
 
 
 def test_ranks_that_a_batch_wrote_are_opened_without_reading_their_files(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
+    options = LoadOptions(use_cache=False, rank_folder=RankFolder(tmp_path / "ranks"))
     first = load_path(run, options)
     monkeypatch.setattr(table_files, "_count_rows", lambda *_: pytest.fail("a footer was read"))
     again = load_path(run, options)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
 
 import polars as pl
 
 from etloom.core.text_codes import clone_table, estimate_code_bytes
-from etloom.core.trace import SMALL_ROWS, Results, TableLoader, Trace
+from etloom.core.trace import SMALL_ROWS, Job, Results, TableLoader, Trace
 
 
 class ResidentTables:
@@ -30,18 +30,19 @@ class ResidentTables:
         self._total = 0
         self._lock = threading.Lock()
 
-    def add(self, trace: Trace, frames: Mapping[str, pl.DataFrame] | None = None) -> Trace:
+    def add(self, trace: Trace, frames: Mapping[str, pl.DataFrame] = MappingProxyType({})) -> Trace:
         """Return the trace with tables that are loaded on first access and then stay in memory until they are evicted.
+
+        The stats are loaded now and stay, since every command reads them.
 
         Args:
             trace: Its tables have loaders.
-            frames: Tables that need not be loaded now, since the caller has them.
+            frames: Tables that need not be loaded, since the caller has them.
         """
-        rank = _RankTables(self, trace.loaders)
-        if frames:
-            rank.frames.update(frames)
-            rank.use(sum(int(frame.estimated_size()) for frame in frames.values()))
-        return trace.replace_loaders(rank.loaders, rank.new_results)
+        rank = _RankTables(self, {name: it for name, it in trace.loaders.items() if name != "stats"})
+        rank.frames.update((name, frames[name]) for name in rank.loaders if name in frames)
+        rank.use(sum(int(frame.estimated_size()) for frame in rank.frames.values()))
+        return trace.replace_loaders(rank.loaders, rank.new_results, stats=trace.table("stats"))
 
     def use(self, rank: _RankTables, added_bytes: int) -> None:
         """Record an access that loaded ``added_bytes`` bytes of a rank; evict other ranks if the limit is exceeded."""
@@ -54,10 +55,10 @@ class ResidentTables:
                 oldest.evict()
 
 
-class _Results(dict[tuple[Any, ...], Any]):
-    """A dict of a trace's analysis results; unlike a plain dict, it supports weak references."""
-
-    __slots__ = ("__weakref__",)
+def leave_on_disk(run: Job, max_table_bytes: int) -> Job:
+    """Return a stored run whose tables are loaded on access, with at most ``max_table_bytes`` of them in memory."""
+    resident = ResidentTables(max_table_bytes)
+    return run.map_on_demand(lambda trace: resident.add(trace) if trace.loaders else trace)
 
 
 class _RankTables:
@@ -66,12 +67,12 @@ class _RankTables:
     def __init__(self, resident: ResidentTables, stored: Mapping[str, TableLoader]) -> None:
         self._resident = resident
         self.frames: dict[str, pl.DataFrame] = {}
-        self._results: list[weakref.ref[_Results]] = []
+        self._results: list[weakref.ref[Results]] = []
         self.loaders = {name: ResidentTable(self, name, loader) for name, loader in stored.items()}
 
     def new_results(self) -> Results:
-        """Create an empty dict for the results of a trace, which is cleared when the rank is evicted."""
-        results = _Results()
+        """Create an empty mapping for the results of a trace, which is cleared when the rank is evicted."""
+        results = Results()
         self._results = [reference for reference in self._results if reference() is not None]
         self._results.append(weakref.ref(results))
         return results

@@ -41,6 +41,7 @@ from etloom.formats.parquet.stored_runs import build_rank_table
 from etloom.formats.parquet.summary_files import list_checksums
 from etloom.loading import LoadOptions, Progress, load_folder, load_path
 from etloom.loading.engines import count_cpus, is_remote, run_in_processes, run_on_ray
+from etloom.loading.rank_stores import RankFolder
 
 
 @dataclass(frozen=True)
@@ -206,9 +207,9 @@ def _open_staged(
         jobs,
         use_cache=False,
         max_table_bytes=batches.MAX_TABLE_BYTES,
-        keep=stage.folder,
-        packs=options.for_report,
-        results=open_results(part for part, _ in _list_parts(stage)),
+        rank_folder=RankFolder(
+            stage.folder, options.for_report, open_results(part for part, _ in _list_parts(stage))
+        ),
     )
     if source.discovered is None:
         job = load_path(source.path, load, options.rank_pattern)
