@@ -24,8 +24,7 @@ from etloom.formats.tables.building import sort_events
 from etloom.linker.merging import flag_missing_gpu_events
 from etloom.loading import consistency, file_reading
 from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
-from etloom.loading.rank_stores import CachedRanks, RankStore
-from etloom.loading.resident_tables import ResidentTables, leave_on_disk
+from etloom.loading.rank_stores import CachedRanks, RankStore, ResidentTables, leave_on_disk
 
 _NOT_LINKED = (
     "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "

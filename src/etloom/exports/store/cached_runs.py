@@ -14,7 +14,7 @@ from etloom.formats.parquet.store_layout import is_stored_run, run_folder
 from etloom.loading import LoadOptions, cache
 from etloom.loading.file_reading import estimate_text_bytes
 from etloom.loading.plan import limit_table_bytes
-from etloom.loading.resident_tables import leave_on_disk
+from etloom.loading.rank_stores import leave_on_disk
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 """Size of a stored run per byte of the text of its traces (measured: 0.05)."""
