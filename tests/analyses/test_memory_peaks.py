@@ -12,7 +12,7 @@ from etloom.comparison.measures import measure_peak_memory
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
-from etloom.timeline.memory.stacks import find_line, find_module
+from etloom.timeline.memory.program import find_line, find_module
 from support import small_traces
 
 

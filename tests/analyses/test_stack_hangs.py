@@ -11,7 +11,7 @@ import pytest
 import etloom
 from etloom.cli import main
 from etloom.core.errors import ReadError
-from etloom.loading.debug_stacks import parse_stacks
+from etloom.loading.hang_recordings import parse_stacks
 from support.ras_reports import make_world, write_json
 
 TORCH = "/v/lib/python3.11/site-packages/torch"

@@ -10,7 +10,7 @@ import pytest
 
 import etloom
 from etloom.api.arguments import Run, StrPath, verb
-from etloom.collector.option_parsing import expand_folder_name
+from etloom.collector.options import expand_folder_name
 from etloom.core.errors import EtloomError
 from etloom.core.paths import expand_home
 from support import small_traces

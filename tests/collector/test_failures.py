@@ -23,7 +23,8 @@ from etloom.collector.launcher import finalization, step_hooks
 from etloom.collector.launcher.collection import collect
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.recovery import killed_windows
-from etloom.collector.session import on_demand, process_status
+from etloom.collector.session import messages as process_status
+from etloom.collector.session import on_demand
 from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.profiler_guard import ProfilerGuard
 from etloom.collector.session.recording import record

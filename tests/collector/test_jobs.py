@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.collector import run_folder
 from etloom.collector.launcher.collection import collect
-from etloom.collector.option_parsing import parse_ranks, parse_steps
-from etloom.collector.options import VARIABLE, CollectOptions, RecordingOptions
+from etloom.collector.options import VARIABLE, CollectOptions, RecordingOptions, parse_ranks, parse_steps
 from etloom.collector.session import trace_packing
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card

@@ -25,7 +25,7 @@ from etloom.collector.launcher.collection import collect
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.recovery import killed_windows
 from etloom.core.errors import CollectError
-from etloom.loading.run_json import find_unfinished_recording
+from etloom.loading.folder_contents import find_unfinished_recording
 
 HERE = socket.gethostname()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from etloom.collector.options import RecordingOptions
-from etloom.collector.session.live_instances import list_instances, list_subclasses
+from etloom.collector.session.model_facts import list_instances, list_subclasses
 
 
 class Base:
@@ -88,7 +88,7 @@ def test_a_thread_of_the_job_can_build_tuples_meanwhile(look: Callable[[], None]
 
 _HOOKED = """
 import sys, threading, time
-from etloom.collector.session.live_instances import list_instances
+from etloom.collector.session.model_facts import list_instances
 
 def build():
     while not finished.is_set():

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from etloom.collector.observer import BuildError, build_library, choice, native_build  # noqa: E402
+from etloom.collector.observer import BuildError, build_library, native_build  # noqa: E402
 
 Call = Callable[..., tuple[int, str, str]]
 FAILING = """#!/bin/sh
@@ -46,7 +46,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 def test_a_failed_build_is_not_repeated_by_the_next_process(compiler: Compiler) -> None:
     announced: list[int] = []
-    chosen = [choice.build_if_native("native", lambda: announced.append(1)) for _ in range(3)]
+    chosen = [native_build.build_if_native("native", lambda: announced.append(1)) for _ in range(3)]
     assert (compiler.calls, len(announced)) == (1, 1)
     assert [observer for observer, _ in chosen] == ["stock"] * 3
     for _, warnings in chosen:

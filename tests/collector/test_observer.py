@@ -457,7 +457,7 @@ def test_profiler_and_observer_record_the_same(trace: etloom.Trace) -> None:
 import json, time
 from pathlib import Path
 from torch.profiler import profile
-from etloom.collector.observer.chrome_export import export_chrome_trace
+from etloom.collector.observer.profiler_gate import export_chrome_trace
 observer.start(); x + 1
 profiler = profile(record_shapes=True); profiler.start()
 for _ in range(5000): x * 2
@@ -470,7 +470,7 @@ before = len(ticks)
 export_chrome_trace(profiler, Path(path + ".json"))
 during = len(ticks) - before
 done.set(); thread.join()
-from etloom.collector.observer.chrome_export import _native_result
+from etloom.collector.observer.profiler_gate import _native_result
 is_native = _native_result(profiler.profiler.kineto_results) is not None
 assert is_native or torch.__version__ < "2.9"  # another interface between Python and C++
 assert during > 3 or not is_native, during

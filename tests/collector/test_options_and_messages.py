@@ -14,12 +14,13 @@ import polars as pl
 import pytest
 
 from etloom.api import recording
-from etloom.collector import diagnosis, option_parsing, option_rules, run_folder
+from etloom.collector import diagnosis, run_folder
+from etloom.collector import options as option_parsing
+from etloom.collector import options as option_rules
 from etloom.collector.launcher import collection
-from etloom.collector.observer import choice
-from etloom.collector.option_parsing import SOURCES
-from etloom.collector.options import CollectOptions, RecordingOptions, RecordKeywords
-from etloom.collector.session import on_demand, process_status
+from etloom.collector.observer import native_build
+from etloom.collector.options import SOURCES, CollectOptions, RecordingOptions, RecordKeywords
+from etloom.collector.session import messages, on_demand
 from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.recording import record
 from etloom.collector.text import count_noun, format_ranges
@@ -95,7 +96,9 @@ def test_resolve_sources() -> None:
 def test_a_ring_without_the_native_observer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: ("stock", ["no compiler here"]))
+    monkeypatch.setattr(
+        native_build, "build_if_native", lambda requested, *_: ("stock", ["no compiler here"])
+    )
     with pytest.raises(CollectError, match="--ring requires the native observer: no compiler here"):
         collection.collect(["true"], tmp_path / "run", CollectOptions(ring=True, sources="et"))
     with pytest.raises(CollectError, match="--ring requires the native observer: no compiler here"):
@@ -110,7 +113,7 @@ def test_the_observer_is_built_only_if_used(
 ) -> None:
     built: list[str] = []
     monkeypatch.setattr(
-        choice, "build_if_native", lambda requested, *_: (built.append(requested), (requested, []))[1]
+        native_build, "build_if_native", lambda requested, *_: (built.append(requested), (requested, []))[1]
     )
     call("collect", "--out", tmp_path / "run", "--with", "kineto", "--", "true")
     record(tmp_path / "loop", sources="kineto,stacks")
@@ -218,16 +221,16 @@ def test_request_files_do_not_follow_links(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_process_status_round_trip(tmp_path: Path) -> None:
-    facts = process_status.ProcessStatus(str(tmp_path))
+    facts = messages.ProcessStatus(str(tmp_path))
     for number in range(3000):
         facts.count_name("forward")
         facts.count_name(f"request {number}")
     facts.facts["rank"] = 3
     assert facts.write() and len(facts.names) == 1000
-    (found,) = process_status.read_statuses(tmp_path)
+    (found,) = messages.read_statuses(tmp_path)
     assert found["rank"] == 3 and found["names"][0] == ["forward", 3000]
     assert list(tmp_path.iterdir()) == []
-    assert not process_status.ProcessStatus(str(tmp_path / "gone")).write()
+    assert not messages.ProcessStatus(str(tmp_path / "gone")).write()
 
 
 # What is held

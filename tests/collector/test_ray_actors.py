@@ -17,7 +17,7 @@ import etloom
 from etloom.collector import gather, run_folder
 from etloom.collector.launcher import ray_hook
 from etloom.collector.options import VARIABLE, RecordingOptions
-from etloom.collector.session import actor_folder
+from etloom.collector.session import rank_facts
 
 JOB = """
 import os
@@ -84,15 +84,15 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_actor_of_a_process_group_shares_the_folder_of_its_class(
     actor: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [actor_folder.choose_actor_folder(tmp_path).name for _ in range(2)] == [
+    assert [rank_facts.choose_actor_folder(tmp_path).name for _ in range(2)] == [
         "actor_Roll-out_0", "actor_Roll-out_1",
     ]  # fmt: skip
     monkeypatch.setenv("RANK", "1")  # of a launcher that started the cluster's nodes
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert actor_folder.choose_actor_folder(tmp_path).name == "actor_Roll-out_2"
-    monkeypatch.setattr(actor_folder, "is_distributed", lambda: True)
-    monkeypatch.setattr(actor_folder, "current_rank", lambda: (1, 2))
-    assert {actor_folder.choose_actor_folder(tmp_path).name for _ in range(2)} == {"actor_Roll-out"}
+    assert rank_facts.choose_actor_folder(tmp_path).name == "actor_Roll-out_2"
+    monkeypatch.setattr(rank_facts, "is_distributed", lambda: True)
+    monkeypatch.setattr(rank_facts, "current_rank", lambda: (1, 2))
+    assert {rank_facts.choose_actor_folder(tmp_path).name for _ in range(2)} == {"actor_Roll-out"}
 
 
 @pytest.mark.parametrize("ray", [None, SimpleNamespace(), SimpleNamespace(_private=SimpleNamespace())])
@@ -100,7 +100,7 @@ def test_a_process_without_an_actor_has_no_folder_of_its_own(
     ray: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
-    assert actor_folder.choose_actor_folder(tmp_path) == tmp_path
+    assert rank_facts.choose_actor_folder(tmp_path) == tmp_path
 
 
 def test_a_new_run_begins_with_free_names(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from etloom.collector.session import signal_errors, step_timer
-from etloom.collector.session.step_timer import StepTimer
+from etloom.collector.session import schedule, signal_errors
+from etloom.collector.session.schedule import StepTimer
 
 Event = Any
 
@@ -29,7 +29,7 @@ class FakeEvent:
 def mark_all(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tuple[int | None, Event]]], StepTimer]:
     def mark(events: list[tuple[int | None, Event]]) -> StepTimer:
         timer, rest = StepTimer(), iter(events)
-        monkeypatch.setattr(step_timer, "_record_event", lambda: next(rest))
+        monkeypatch.setattr(schedule, "_record_event", lambda: next(rest))
         for steps in range(len(events)):
             timer.mark(steps)
         return timer
@@ -80,7 +80,7 @@ def test_an_exception_of_the_jobs_signal_handler_reaches_the_job(monkeypatch: py
     def interrupt() -> Any:
         raise Timeout
 
-    monkeypatch.setattr(step_timer, "_record_event", interrupt)
+    monkeypatch.setattr(schedule, "_record_event", interrupt)
     monkeypatch.setattr(signal_errors, "is_raised_by_handler", lambda error: isinstance(error, Timeout))
     with pytest.raises(Timeout):
         StepTimer().mark(0)

@@ -19,13 +19,14 @@ import yaml
 
 import etloom
 from etloom.cli import main
-from etloom.collector import diagnosis, option_parsing, run_folder, workload_card
-from etloom.collector.launcher import nsys_command
+from etloom.collector import diagnosis, run_folder, workload_card
+from etloom.collector import options as option_parsing
+from etloom.collector.launcher import child_process
 from etloom.collector.launcher.collection import CollectResult, collect
-from etloom.collector.observer import choice
+from etloom.collector.observer import native_build
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.rank_environment import current_rank, rank_from_environment
-from etloom.collector.session import on_demand, process_status, profilers
+from etloom.collector.session import messages, on_demand, profilers
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
 from support.paths import ROOT
@@ -272,7 +273,7 @@ def test_the_status_explains_an_empty_run(
         for _ in range(steps):
             job.end_step()
         job.finish_process()
-        said = diagnosis.explain_empty_run(job.options, process_status.read_statuses(tmp_path / "s"))
+        said = diagnosis.explain_empty_run(job.options, messages.read_statuses(tmp_path / "s"))
         (tmp_path / "s").rmdir()
         return said
 
@@ -490,7 +491,7 @@ def test_a_limited_recording_is_reported_in_one_line(
     tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch, script_server: Server, why: str
 ) -> None:
     if why != "full":  # as where the job's Python has another one than this
-        monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: (requested, []))
+        monkeypatch.setattr(native_build, "build_if_native", lambda requested, *_: (requested, []))
         monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
     with jobs_in_forks(script_server, tmp_path / "fork"):
         collected = collect(
@@ -675,7 +676,7 @@ def test_under_nsys(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatc
     ],
 )  # fmt: skip
 def test_nsys_wraps_the_program_of_a_rank(command: str, around: str | None) -> None:
-    words = nsys_command.wrap_command(shlex.split(command), "/r")
+    words = child_process.wrap_command(shlex.split(command), "/r")
     if around is None:
         assert words is None
         return
@@ -689,11 +690,11 @@ def test_nsys_wraps_the_program_of_a_rank(command: str, around: str | None) -> N
 
 def test_explain_missing_reports(tmp_path: Path) -> None:
     (tmp_path / "nsys_1.nsys-rep").touch()
-    assert nsys_command.explain_missing_reports(tmp_path, [1]) is None
-    assert (nsys_command.explain_missing_reports(tmp_path, [0, 1]) or "").startswith(
+    assert child_process.explain_missing_reports(tmp_path, [1]) is None
+    assert (child_process.explain_missing_reports(tmp_path, [0, 1]) or "").startswith(
         "nsys wrote no report of rank 0: "
     )
-    assert (nsys_command.explain_missing_reports(tmp_path, [0, 1, 2, 3]) or "").startswith(
+    assert (child_process.explain_missing_reports(tmp_path, [0, 1, 2, 3]) or "").startswith(
         "nsys wrote no report of ranks 0, 2-3: "
     )
 
@@ -707,7 +708,7 @@ def test_nsys_records_one_window(tmp_path: Path, more: dict[str, int]) -> None:
 def test_the_command_for_a_cluster_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: (requested, []))
+    monkeypatch.setattr(native_build, "build_if_native", lambda requested, *_: (requested, []))
     monkeypatch.setattr("shutil.which", lambda name: None)
     out = str(tmp_path / "run")
     front = ["collect", "--out", out, "--with", "nsys,flight-recorder"]
@@ -880,7 +881,7 @@ def test_without_the_library_torch_exports_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     pytest.importorskip("torch")
-    from etloom.collector.observer import BuildError, chrome_export, execution_trace_observer
+    from etloom.collector.observer import BuildError, execution_trace_observer, profiler_gate
 
     def broken(path: Path) -> Any:
         raise error
@@ -890,13 +891,13 @@ def test_without_the_library_torch_exports_the_trace(
     execution_trace_observer.load_library.cache_clear()
     with pytest.raises(BuildError, match="cannot be loaded"):
         execution_trace_observer.load_library()
-    monkeypatch.setattr(chrome_export, "find_library", lambda: tmp_path / "observer.so")
+    monkeypatch.setattr(profiler_gate, "find_library", lambda: tmp_path / "observer.so")
     written: list[str] = []
     profile = SimpleNamespace(
         profiler=SimpleNamespace(kineto_results=SimpleNamespace(_pybind11_conduit_v1_=None)),
         export_chrome_trace=written.append,
     )
-    chrome_export.export_chrome_trace(profile, tmp_path / "kineto.json")
+    profiler_gate.export_chrome_trace(profile, tmp_path / "kineto.json")
     assert written == [str(tmp_path / "kineto.json")]
 
 

@@ -13,13 +13,14 @@ import pandas as pd
 from etloom.compat.hta import Trace
 from etloom.compat.hta.call_graph import HOST, CallGraph
 from etloom.compat.hta.timeline import (
+    Filter,
+    GPUKernelFilter,
     PlotFormat,
     Timeline,
     TimelinePlotSetting,
     align_module_with_kernels,
     plot_timeline_gpu_kernels_from_trace,
 )
-from etloom.compat.hta.trace_filter import Filter, GPUKernelFilter
 from etloom.core.errors import EtloomError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pandas", reason="pandas is not installed")
-from etloom.compat.hta import ParserConfig, Trace, TraceAnalysis, trace_filter
+from etloom.compat.hta import ParserConfig, Trace, TraceAnalysis, timeline
 from etloom.core.errors import EtloomError
 from support import small_traces
 
@@ -104,24 +104,24 @@ def test_filters_select_what_they_name(data: Path) -> None:
     texts = t.symbol_table.sym_table
     names = df["name"].map(lambda number: texts[number])
     assert (
-        trace_filter.NameFilter("aten::.*mm")(df, t.symbol_table)["index"].tolist()
+        timeline.NameFilter("aten::.*mm")(df, t.symbol_table)["index"].tolist()
         == df.loc[names.str.match("aten::.*mm"), "index"].tolist()
     )
     t.decode_symbol_ids(use_shorten_name=False)
-    assert len(trace_filter.NameFilter("aten::.*mm")(t.get_trace(0))) == names.str.match("aten::.*mm").sum()
+    assert len(timeline.NameFilter("aten::.*mm")(t.get_trace(0))) == names.str.match("aten::.*mm").sum()
     start, end = df["ts"].quantile(0.2), df["ts"].quantile(0.4)
-    chosen = trace_filter.TimeRangeFilter((start, end))(df)
+    chosen = timeline.TimeRangeFilter((start, end))(df)
     assert len(chosen) > 0 and chosen["ts"].min() >= start and (chosen["ts"] + chosen["dur"]).max() <= end
     steps = sorted(step for step in df["iteration"].unique() if step >= 0)
-    by_number, by_place = trace_filter.IterationFilter(int(steps[0])), trace_filter.FirstIterationFilter()
+    by_number, by_place = timeline.IterationFilter(int(steps[0])), timeline.FirstIterationFilter()
     assert len(by_number(df)) > 0 and by_number(df).equals(by_place(df))
-    both = trace_filter.CompositeFilter([by_place, trace_filter.GPUKernelFilter()])
+    both = timeline.CompositeFilter([by_place, timeline.GPUKernelFilter()])
     assert both(df)["stream"].min() >= 0 and len(both(df)) < len(by_place(df))
-    assert len(trace_filter.RankFilter(0)(df)) == len(df), "a frame without the column is not filtered"
+    assert len(timeline.RankFilter(0)(df)) == len(df), "a frame without the column is not filtered"
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda: trace_filter.TimeRangeFilter((2, 1)), lambda: trace_filter.IterationFilter("x")]
+    "wrong", [lambda: timeline.TimeRangeFilter((2, 1)), lambda: timeline.IterationFilter("x")]
 )  # type: ignore[arg-type]
 def test_wrong_arguments_of_filters_are_refused(wrong: object) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from etloom.compat import comms_flags, comms_replay
+from etloom.compat import comms_replay
 from etloom.replayer.plan import Plan
 from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "coming-from-param.md"
-ACTIONS = [one for one in comms_flags.make_parser()._actions if one.dest != "help"]
+ACTIONS = [one for one in comms_replay.make_parser()._actions if one.dest != "help"]
 FLAGS = {flag: action for action in ACTIONS for flag in action.option_strings}
 PRESENT = """
     --master-ip --master-port --nw-stack --dtype --num-tpu-cores --log --log-level --device --init-device --backend
@@ -160,14 +160,14 @@ def test_contradictory_flags(
         assert said in err and err.count("\n") == 1, err
 
 
-@pytest.mark.parametrize("flags", comms_flags.WITHOUT_EFFECT, ids=lambda flags: flags[0])
+@pytest.mark.parametrize("flags", comms_replay.WITHOUT_EFFECT, ids=lambda flags: flags[0])
 def test_a_flag_without_effect_is_reported(flags: tuple[str, ...]) -> None:
-    parser = comms_flags.make_parser()
-    assert comms_flags.describe_ignored_flags(parser.parse_args([])) == []
+    parser = comms_replay.make_parser()
+    assert comms_replay.describe_ignored_flags(parser.parse_args([])) == []
     for flag in flags:
-        value = ["1"] if flags in comms_flags.IGNORED_FLAGS else []
-        (line,) = comms_flags.describe_ignored_flags(parser.parse_args([flag, *value]))
-        assert line == f"{flags[0]} has no effect: {comms_flags.WITHOUT_EFFECT[flags]}"
+        value = ["1"] if flags in comms_replay.IGNORED_FLAGS else []
+        (line,) = comms_replay.describe_ignored_flags(parser.parse_args([flag, *value]))
+        assert line == f"{flags[0]} has no effect: {comms_replay.WITHOUT_EFFECT[flags]}"
 
 
 def rows() -> dict[tuple[str, ...], list[str]]:
@@ -191,5 +191,5 @@ def test_the_page_lists_every_flag_as_it_is() -> None:
     assert {frozenset(flags) for flags in page} == {frozenset(action.option_strings) for action in ACTIONS}
     for flags, (default, meaning) in page.items():
         assert default == shown(FLAGS[flags[0]]), flags
-        idle = comms_flags.WITHOUT_EFFECT.get(flags)
+        idle = comms_replay.WITHOUT_EFFECT.get(flags)
         assert (meaning == f"no effect: {idle}") == (idle is not None), flags

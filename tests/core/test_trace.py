@@ -236,11 +236,11 @@ def test_large_stored_results_are_looked_up_at_each_call() -> None:
     def large(trace: Trace) -> list[int]:
         raise AssertionError("computed")
 
-    class Results(dict[Any, Any]):
+    class FileResults(dict[Any, Any]):
         def __getitem__(self, key: Any) -> Any:
             return list(super().__getitem__(key))  # as if it were read from a file
 
-    trace = Trace().with_stored_results(Results({(small,): [1], (large,): [2]}), {large})
+    trace = Trace().with_stored_results(FileResults({(small,): [1], (large,): [2]}), {large})
     assert trace.compute_once(small) is trace.compute_once(small)
     assert trace.compute_once(large) == [2]
     assert trace.compute_once(large) is not trace.compute_once(large)

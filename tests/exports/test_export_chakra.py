@@ -29,7 +29,7 @@ from etloom.exports.chakra.communication_nodes import _describe_communication, _
 from etloom.exports.chakra.group_numbering import GroupNumbers, number_groups
 from etloom.exports.chakra_lint.list_schedule import schedule_nodes
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.chakra import wire
+from etloom.formats.chakra import writing
 from etloom.formats.chakra.et_files import ChakraNode, load_file, rank_path
 from support import simulated_jobs, small_traces
 from support.examples import examples
@@ -114,18 +114,18 @@ def test_an_inexpressible_trace_is_refused_with_a_reason(run: Job, tmp_path: Pat
 
 @given(st.lists(INT64, max_size=30))
 def test_varints_are_those_of_protobuf(values: list[int]) -> None:
-    content, widths = wire.encode_varints(np.array(values, np.int64))
+    content, widths = writing.encode_varints(np.array(values, np.int64))
     expected = [pb.encode_varint(value % 2**64) for value in values]
     assert content.tobytes() == b"".join(expected)
     assert widths.tolist() == list(map(len, expected))
-    (packed,) = _rows(wire.encode_packed(5, np.array([0, len(values)]), np.array(values, np.int64)), 1)
+    (packed,) = _rows(writing.encode_packed(5, np.array([0, len(values)]), np.array(values, np.int64)), 1)
     assert packed == pb.Node(data_deps=[value % 2**64 for value in values]).SerializeToString()
 
 
 @given(st.lists(st.none() | INT64, min_size=1), st.lists(st.none() | st.text(), min_size=1))
 def test_attributes_are_those_of_protobuf(numbers: list[int | None], texts: list[str | None]) -> None:
-    made = wire.encode_integer_attribute(10, "seq", 9, pl.Series(numbers, dtype=pl.Int64)) or [None]
-    named = wire.encode_text_attribute(10, "pg", 29, pl.Series(texts, dtype=pl.String)) or [None]
+    made = writing.encode_integer_attribute(10, "seq", 9, pl.Series(numbers, dtype=pl.Int64)) or [None]
+    named = writing.encode_text_attribute(10, "pg", 29, pl.Series(texts, dtype=pl.String)) or [None]
     assert _node_bytes("seq", "int64_val", numbers) == _rows(made, len(numbers))
     assert _node_bytes("pg", "string_val", texts) == _rows(named, len(texts))
 
@@ -133,7 +133,7 @@ def test_attributes_are_those_of_protobuf(numbers: list[int | None], texts: list
 def _rows(parts: list[Any], count: int) -> list[bytes]:
     if parts == [None]:
         return [b""] * count
-    _, offsets, content = wire.join_fields(parts)
+    _, offsets, content = writing.join_fields(parts)
     assert len(offsets) == count + 1
     return [content[start:end].tobytes() for start, end in itertools.pairwise(offsets)]
 

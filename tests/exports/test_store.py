@@ -28,13 +28,14 @@ from etloom.comparison.measures import step_values
 from etloom.core.errors import AnalysisError, EtloomError, EtloomWarning, InvalidValue, ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
-from etloom.exports.store import adding, batches, rank_results, staging, summaries
+from etloom.exports.store import adding, batches, rank_results, summaries
 from etloom.exports.store.rank_results import _decode_findings, _encode_findings
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs, table_files
 from etloom.formats.parquet.store_layout import list_runs
 from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, engines, load_path
+from etloom.loading.rank_stores import RankFolder
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 from support.saved_folders import update_checksum
@@ -168,7 +169,7 @@ def test_kept_results_of_ranks_suffice_for_the_questions_to_all_ranks(
 def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None
 ) -> None:
-    options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
+    options = LoadOptions(use_cache=False, rank_folder=RankFolder(tmp_path / "ranks"))
     first = load_path(run, options)
     summaries.summarize_ranks(first.items(), tmp_path / "part")
     results = rank_results.open_results([tmp_path / "part"])
@@ -178,14 +179,14 @@ def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
         "scan",
         lambda trace, name: scan(trace, name) if name == "stats" else pytest.fail(f"{name} was read"),
     )
-    again = load_path(run, replace(options, results=results))
+    again = load_path(run, replace(options, rank_folder=RankFolder(tmp_path / "ranks", results=results)))
     assert_frame_equal(again.stats, first.stats)
 
 
 def test_ranks_that_a_batch_wrote_are_opened_without_reading_their_files(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
+    options = LoadOptions(use_cache=False, rank_folder=RankFolder(tmp_path / "ranks"))
     first = load_path(run, options)
     monkeypatch.setattr(table_files, "_count_rows", lambda *_: pytest.fail("a footer was read"))
     again = load_path(run, options)
@@ -195,14 +196,14 @@ def test_ranks_that_a_batch_wrote_are_opened_without_reading_their_files(
 
 
 def test_what_a_killed_process_left_in_a_run_is_not_published(run: Path, tmp_path: Path, brief: None) -> None:
-    publish = staging.Staging.publish
+    publish = adding.Staging.publish
 
-    def publish_with_rest(stage: staging.Staging) -> None:
+    def publish_with_rest(stage: adding.Staging) -> None:
         (stage.folder / ".rank=0.x" / "new").mkdir(parents=True)
         publish(stage)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging.Staging, "publish", publish_with_rest)
+        patch.setattr(adding.Staging, "publish", publish_with_rest)
         added = adding.add_run(run, tmp_path / "store", adding.AddOptions(jobs=1))
     assert not list(added.path.glob(".*"))
 
@@ -343,7 +344,7 @@ KILL_POINTS: list[tuple[object, str]] = [
     (summaries, "answer_by_rank"),
     (summaries, "write_rank_answers"),
     (summaries, "write_job_answers"),
-    (adding.staging.Staging, "publish"),
+    (adding.Staging, "publish"),
 ]
 
 
@@ -354,8 +355,8 @@ def test_a_killed_addition_continues_where_it_stopped(
     run: Path, tmp_path: Path, place: tuple[object, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
-    source = adding.staging.describe_source(run, None)
-    stage = adding.staging.Staging(store, "monday", source.key)
+    source = adding.describe_source(run, None)
+    stage = adding.Staging(store, "monday", source.key)
     assert source.discovered is not None
 
     def prepare() -> None:
@@ -382,7 +383,7 @@ def test_a_killed_addition_continues_where_it_stopped(
 
 
 def test_a_second_writer_of_the_same_run_is_refused(run: Path, store: Path) -> None:
-    stage = adding.staging.Staging(store, "monday", "key")
+    stage = adding.Staging(store, "monday", "key")
     with stage.locked(), pytest.raises(EtloomError, match="being added by another process"):
         etloom.store_add(run, to=store)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.core.errors import EtloomError, ReadError
 from etloom.formats import observer
-from etloom.formats.observer import argument_forms
+from etloom.formats.observer import arguments
 from support.examples import examples
 from support.observer_files import (
     CHUNK,
@@ -181,5 +181,5 @@ def test_damage_anywhere_gives_a_trace_or_one_line(tmp_path: Path, data: st.Data
     [b"L\xff\xff\xff\xff", b"L\1\0\0\0" * 40 + b"i", b"T\1\0", b"?", b"L\2\0\0\0i", b"I\xff\xff\xff\x7f"],
 )
 def test_forms_that_cannot_be(code: bytes) -> None:
-    with pytest.raises(argument_forms.DamagedForm):
-        argument_forms.parse_form(code, {}, {})
+    with pytest.raises(arguments.DamagedForm):
+        arguments.parse_form(code, {}, {})

@@ -16,7 +16,7 @@ import etloom
 from etloom.core.errors import LimitError, ReadError
 from etloom.formats import chakra
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.io import python_literals
+from etloom.formats.io import safe_values
 from support.examples import examples
 
 
@@ -401,13 +401,13 @@ PLAIN = st.recursive(
 
 @given(st.lists(PLAIN, max_size=4))
 def test_a_repr_parses_to_its_value(value: list[Any]) -> None:
-    assert python_literals.parse_literal(repr(value)) == value
+    assert safe_values.parse_literal(repr(value)) == value
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "[1, 2", "{1}", "[1 2]", "[" * 100_000])
 def test_values_other_than_plain_ones_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        python_literals.parse_literal(text)
+        safe_values.parse_literal(text)
 
 
 @pytest.mark.slow

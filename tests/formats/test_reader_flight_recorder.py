@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.core.errors import EtloomError, LimitError, ReadError
 from etloom.formats import flight_recorder
-from etloom.formats.io import safe_pickle
+from etloom.formats.io import safe_values
 from support.examples import examples
 
 START = 1_795_235_217_000_000_000
@@ -117,9 +117,9 @@ def test_the_unpickler_refuses_classes_even_without_the_scan(tmp_path: Path) -> 
     marker = tmp_path / "ran"
     content = pickle.dumps(Runs(os.system, f"touch {marker}"))
     with pytest.raises(pickle.UnpicklingError, match="system is refused"):
-        safe_pickle._Unpickler(io.BytesIO(content)).load()
+        safe_values._Unpickler(io.BytesIO(content)).load()
     with pytest.raises(pickle.UnpicklingError, match="persistent id"):
-        safe_pickle._Unpickler(io.BytesIO(b"Pid\n.")).load()
+        safe_values._Unpickler(io.BytesIO(b"Pid\n.")).load()
     assert not marker.exists()
 
 
@@ -128,8 +128,8 @@ def test_no_allowed_opcode_can_call() -> None:
     calling |= {"EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
     names = {opcode.name for opcode in pickletools.opcodes}
     assert calling <= names
-    assert names >= safe_pickle._ALLOWED
-    assert not calling & safe_pickle._ALLOWED
+    assert names >= safe_values._ALLOWED
+    assert not calling & safe_values._ALLOWED
 
 
 def test_a_memo_of_two_thousand_million_entries_is_not_allocated(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_pickle_that_grows_without_end_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps({"pg_config": {}, "entries": value}))
     assert (tmp_path / "x").stat().st_size < 1000
     with pytest.raises(LimitError, match="more than 100,000 values"):
-        safe_pickle.load_plain_values((tmp_path / "x").read_bytes(), "x", max_values=100_000)
+        safe_values.load_plain_values((tmp_path / "x").read_bytes(), "x", max_values=100_000)
     (tmp_path / "x").write_bytes(pickle.dumps({"entries": [1 << 100_000]}))
     with pytest.raises(LimitError, match="digits"):
         flight_recorder.read(tmp_path / "x")
@@ -181,7 +181,7 @@ PLAIN = st.recursive(
 
 @given(PLAIN, st.integers(2, pickle.HIGHEST_PROTOCOL))
 def test_plain_values_are_read(value: Any, protocol: int) -> None:
-    assert safe_pickle.load_plain_values(pickle.dumps(value, protocol), "x") == value
+    assert safe_values.load_plain_values(pickle.dumps(value, protocol), "x") == value
 
 
 @pytest.mark.slow

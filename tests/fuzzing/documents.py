@@ -17,7 +17,7 @@ import polars as pl
 import yaml
 
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.io.safe_pickle import load_plain_values
+from etloom.formats.io.safe_values import load_plain_values
 from etloom.formats.kineto.event_json import ARGUMENT_NAMES, MEMORY_ARGUMENT_NAMES
 from fuzzing.mutations import mutate_bytes, mutate_tree
 from fuzzing.values import odd_value

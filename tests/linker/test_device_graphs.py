@@ -18,8 +18,9 @@ import etloom
 from etloom import linker
 from etloom.core import names
 from etloom.core.trace import Trace
-from etloom.linker.device_graphs import attribution, sequence_alignment
-from etloom.linker.device_graphs.sequence_alignment import align_sequences, count_cells
+from etloom.linker.device_graphs import attribution
+from etloom.linker.device_graphs import replays as kernel_sequences
+from etloom.linker.device_graphs.replays import align_sequences, count_cells
 
 LAYER = ["norm", "gemm_a", "rope", "attend", "gemm_b", "norm", "gemm_c", "act", "gemm_d"]
 KERNELS = ["embed", *(LAYER * 12), "norm", "gemm_e"]
@@ -289,7 +290,7 @@ def test_replays_are_aligned_together_as_individually(monkeypatch: pytest.Monkey
     replays[3, 10:60] = replays[3, 10]  # another graph
     together = align_sequences(replays, CODES)
     alone = [align_sequences(row[None], CODES)[0] for row in replays]
-    monkeypatch.setattr(sequence_alignment, "_BATCH_CELLS", 3 * count_cells(replays.shape[1], CODES.size))
+    monkeypatch.setattr(kernel_sequences, "_BATCH_CELLS", 3 * count_cells(replays.shape[1], CODES.size))
     in_batches = align_sequences(replays, CODES)
     assert together[3] is None
     for results in zip(together, alone, in_batches, strict=True):

@@ -21,7 +21,7 @@ from polars.testing import assert_frame_equal
 import etloom
 from etloom.core.errors import ReadError
 from etloom.core.trace import Job, Trace
-from etloom.loading import cache, executor, plan
+from etloom.loading import cache, executor, plan, rank_stores
 from support import small_traces
 
 
@@ -249,7 +249,7 @@ def test_only_the_user_reads_the_cache_unless_its_place_is_chosen(
 def test_a_small_run_is_read_again_instead_of_cached(
     tmp_path: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(rank_stores, "MIN_SECONDS_TO_CACHE", -1)
     run = small_traces.write_run(tmp_path / "run")
     etloom.open(run)
     assert not list(own_folder.glob("*/meta.json"))
@@ -261,7 +261,7 @@ def test_a_small_run_is_read_again_instead_of_cached(
 def test_small_files_that_python_reads_are_cached(
     tmp_path: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch, own: Path
 ) -> None:
-    monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(rank_stores, "MIN_SECONDS_TO_CACHE", -1)
     dump = next(iter(sorted((own / "flight_recorder").glob("nccl*"))))
     file = tmp_path / "dump_0.json"
     file.write_bytes(dump.read_bytes())

@@ -21,7 +21,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.loading import Progress, cache, file_reading
-from etloom.loading.resident_tables import ResidentTable, ResidentTables
+from etloom.loading.rank_stores import ResidentTable, ResidentTables
 from support import small_traces
 
 RANKS = (0, 1, 2, 3)

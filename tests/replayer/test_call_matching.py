@@ -14,8 +14,7 @@ import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.replayer.comms.call_mapping import select_calls as kept_of
-from etloom.replayer.comms.call_matching import match_calls
-from etloom.replayer.comms.plan_builder import PlanOptions, plan_replay
+from etloom.replayer.comms.plan_builder import PlanOptions, match_calls, plan_replay
 from etloom.replayer.plan import Call, Plan
 
 

@@ -20,12 +20,11 @@ from support.replays import et_tensor, operator_node, read_nodes, relu_node
 torch = pytest.importorskip("torch")
 from torch.profiler import ExecutionTraceObserver, profile  # noqa: E402
 
-from etloom.replayer.compute.argument_values import convert_value  # noqa: E402
 from etloom.replayer.compute.executor import Executor  # noqa: E402
 from etloom.replayer.compute.operator_replay import ComputeReplay, coverage_table  # noqa: E402
 from etloom.replayer.compute.operators import Operator, resolve_operator  # noqa: E402
 from etloom.replayer.compute.program import build_program  # noqa: E402
-from etloom.replayer.compute.program_steps import TensorView  # noqa: E402
+from etloom.replayer.compute.program_steps import TensorView, convert_value  # noqa: E402
 from support.replays import prepare_trace, replay_trace  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import etloom
-from etloom.replayer.comms import clock
+from etloom.replayer.comms import runner as clock
 from etloom.replayer.comms.comms_options import CommsOptions
 from etloom.replayer.comms.operator_waits import NodeStarts, place_waits
 from etloom.replayer.comms.plan_builder import build_plan

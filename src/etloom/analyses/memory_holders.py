@@ -24,8 +24,7 @@ from etloom.analyses.helpers import conform_columns
 from etloom.analyses.helpers.live_blocks import describe_blocks, sum_holders
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
-from etloom.timeline.memory.program import find_programs, parse_moment
-from etloom.timeline.memory.stacks import PLACES
+from etloom.timeline.memory.program import PLACES, find_programs, parse_moment
 
 SCOPE = "rank"
 COLUMNS = {

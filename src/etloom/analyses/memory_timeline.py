@@ -25,7 +25,7 @@ from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, find_steps
 from etloom.timeline.allocations import find_allocations
-from etloom.timeline.memory.stacks import find_line
+from etloom.timeline.memory.program import find_line
 
 SCOPE = "rank"
 COLUMNS = {

@@ -291,7 +291,7 @@ def compare(runs: Mapping[str, Run], *, by: str = "category") -> pl.DataFrame:
         >>> etloom.compare({"eager": "run/", "compiled": "run/"}).columns
         ['category', 'eager_ns', 'compiled_ns']
     """
-    from etloom.comparison.several_runs import tabulate_runs
+    from etloom.comparison import tabulate_runs
 
     if not runs:
         raise InvalidValue("runs is empty", remedy="pass a name and a run for each, as in {'eager': 'run/'}")
@@ -317,7 +317,7 @@ def diff_memory(before: Run, after: Run) -> pl.DataFrame:
         >>> etloom.diff_memory("before.pickle", "after.pickle")["change_bytes"][0]  # doctest: +SKIP
         25165824
     """
-    from etloom.comparison.memory_difference import compare_memory
+    from etloom.comparison.difference_tables import compare_memory
 
     return compare_memory(*(as_job(run) for run in (before, after)))
 
@@ -385,12 +385,10 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
         (9, 14)
     """
     from etloom.analyses.hangs import calls_of_job, combine_calls
-    from etloom.api.hang_answers import judge_dumps, judge_reports, judge_stacks
+    from etloom.api.verdicts import judge_dumps, judge_reports, judge_stacks
     from etloom.formats.parquet.store_layout import is_store, is_stored_run
-    from etloom.loading.debug_stacks import read_stacks
     from etloom.loading.file_names import choose_patterns
-    from etloom.loading.flight_recorder_dumps import read_dumps
-    from etloom.loading.ras_reports import read_reports
+    from etloom.loading.hang_recordings import read_dumps, read_reports, read_stacks
 
     choose_patterns(rank_pattern)  # a wrong pattern is an error whatever the path contains
     source = Path(path)

@@ -177,7 +177,7 @@ def _split_options(options: Mapping[str, Any], *classes: type[Any]) -> list[dict
 
 
 def _make_callbacks(notify: Callable[[str], None] | None) -> Any:
-    from etloom.replayer.comms.callbacks import Callbacks
+    from etloom.replayer.comms.comms_options import Callbacks
 
     return Callbacks(_end_process) if notify is None else Callbacks(_end_process, notify)
 

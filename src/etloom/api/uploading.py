@@ -43,7 +43,7 @@ def collect_to_url(url: str, overwrite: bool, record: Callable[[Path], CollectRe
     Raises:
         CollectError: before the job runs: the store cannot be reached, or holds an earlier run.
     """
-    from etloom.collector.option_parsing import expand_folder_name
+    from etloom.collector.options import expand_folder_name
 
     url = expand_folder_name(url)
     _check_target(url, overwrite)

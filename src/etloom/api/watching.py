@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etloom.core.errors import ReadError
 from etloom.formats.io.atomic_file import naming_output
-from etloom.loading.flight_recorder_dumps import WATCH_FOLDER, read_dumps
+from etloom.loading.hang_recordings import WATCH_FOLDER, read_dumps
 
 if TYPE_CHECKING:
     from etloom.analyses.hangs.progress import Observation

@@ -131,7 +131,7 @@ def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:
 
 
 def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
-    from etloom.core.step_before import find_step_before
+    from etloom.core.steps import find_step_before
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import format_duration
 

@@ -19,7 +19,7 @@ from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
 from etloom.analyses.helpers.operator_times import measure_operators
 from etloom.comparison.difference_tables import assign_steps, join_sides
-from etloom.comparison.run_tables import is_stepped
+from etloom.comparison.measures import is_stepped
 from etloom.core import categories
 from etloom.core.arrays import is_present, rows_of_ids, to_array
 from etloom.core.errors import AnalysisError

@@ -18,8 +18,7 @@ import numpy as np
 import polars as pl
 
 from etloom.comparison.change_estimate import MIN_RUNS, MIN_STEPS
-from etloom.comparison.measures import MEASURES, compare_measure, step_values
-from etloom.comparison.run_tables import BASES, has_steps
+from etloom.comparison.measures import BASES, MEASURES, compare_measure, has_steps, step_values
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Job
 

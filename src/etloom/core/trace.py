@@ -13,11 +13,10 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
@@ -30,8 +29,31 @@ from etloom.core.text import count_noun, format_ranks
 from etloom.core.text_codes import clone_table
 
 _Result = TypeVar("_Result")
-Results: TypeAlias = MutableMapping[tuple[Any, ...], Any]
-"""Results of `Trace.compute_once` by function and arguments."""
+
+
+class Results(dict[tuple[Any, ...], Any]):
+    """Results of `Trace.compute_once` by function and arguments.
+
+    Attributes:
+        stored: results that need not be computed; each may be loaded when it is looked up.
+        large: functions whose stored results are not held here: of many ranks they would fill the memory.
+    """
+
+    __slots__ = ("__weakref__", "large", "stored")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: Mapping[tuple[Any, ...], Any] = {}
+        self.large: Collection[Callable[..., Any]] = ()
+
+    def __missing__(self, key: tuple[Any, ...]) -> Any:
+        result = self.stored[key]
+        if key[0] not in self.large:
+            self[key] = result
+        return result
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self.stored
 
 
 class TableLoader(Protocol):
@@ -129,15 +151,7 @@ class Trace(TableAttributes):
         UnknownName: A table is not declared.
     """
 
-    __slots__ = (
-        "_large_results",
-        "_loaders",
-        "_meta",
-        "_new_results",
-        "_results",
-        "_stored_results",
-        "_tables",
-    )
+    __slots__ = ("_loaders", "_meta", "_new_results", "_results", "_tables")
 
     def __init__(
         self,
@@ -145,7 +159,7 @@ class Trace(TableAttributes):
         meta: Mapping[str, Any] | None = None,
         *,
         loaders: Mapping[str, TableLoader] | None = None,
-        new_results: Callable[[], Results] = dict,
+        new_results: Callable[[], Results] = Results,
     ) -> None:
         checked: dict[str, pl.DataFrame] = {}
         for name, frame in (tables or {}).items():
@@ -159,8 +173,6 @@ class Trace(TableAttributes):
         self._loaders = {name: loader for name, loader in (loaders or {}).items() if name not in checked}
         self._new_results = new_results
         self._results = new_results()
-        self._stored_results: Mapping[tuple[Any, ...], Any] = {}
-        self._large_results: Collection[Callable[..., Any]] = ()
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -261,19 +273,12 @@ class Trace(TableAttributes):
         try:
             result: _Result = self._results[key]
         except KeyError:
-            try:
-                result = self._stored_results[key]
-                if function in self._large_results:
-                    return result
-            except KeyError:
-                result = function(self, *arguments)
-            self._results[key] = result
+            result = self._results[key] = function(self, *arguments)
         return result
 
     def has_result(self, function: Callable[..., Any], *arguments: Hashable) -> bool:
         """Return whether `compute_once` returns this result without computing it."""
-        key = function, *arguments
-        return key in self._results or key in self._stored_results
+        return (function, *arguments) in self._results
 
     def with_stored_results(
         self, results: Mapping[tuple[Any, ...], Any], large: Collection[Callable[..., Any]] = ()
@@ -285,7 +290,7 @@ class Trace(TableAttributes):
             large: functions whose results are looked up at each call: of many ranks they would fill the memory.
         """
         copy = self.replace()
-        copy._stored_results, copy._large_results = results, large
+        copy._results.stored, copy._results.large = results, large
         return copy
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
@@ -297,10 +302,13 @@ class Trace(TableAttributes):
         return replaced
 
     def replace_loaders(
-        self, loaders: Mapping[str, TableLoader], new_results: Callable[[], Results]
+        self, loaders: Mapping[str, TableLoader], new_results: Callable[[], Results], stats: pl.DataFrame
     ) -> Trace:
-        """Return a Trace that loads its stored tables with other loaders; tables in memory stay."""
-        return Trace(self._tables, self._meta, loaders=loaders, new_results=new_results)
+        """Return the same Trace, of which other loaders load the stored tables, except for the ``stats``."""
+        tables = {**self._tables, "stats": stats}
+        trace = Trace(tables, self._meta, loaders=loaders, new_results=new_results)
+        trace._results.stored, trace._results.large = self._results.stored, self._results.large
+        return trace
 
     def count(self, name: str, count: int, example: str | None = None, severity: str = "info") -> Trace:
         """Return a Trace with one more row of stats; the same Trace if count is 0."""

@@ -26,8 +26,7 @@ from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays, Mask
 from etloom.graphs.graph import EdgeKind, Int32Array, Int64Array, PointRole
-from etloom.graphs.host_threads import HostThreads
-from etloom.graphs.inter_thread import find_rests
+from etloom.graphs.host_threads import HostThreads, find_rests
 
 MAX_TAIL_NS, MAX_TAIL_SHARE = 1_000_000, 0.05
 """A thread that waits for a range usually goes on within this time, or this share of its rest, after the range ends."""

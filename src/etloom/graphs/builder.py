@@ -10,26 +10,34 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from etloom import collectives
+from etloom.collectives.matching import get_roles
 from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.machine import run_both
 from etloom.core.trace import Job, Trace
-from etloom.graphs import algorithms, async_ranges, collective_edges, critical_paths, gpu_activities
-from etloom.graphs.async_ranges import AsyncRanges
+from etloom.graphs import algorithms, async_ranges, critical_paths, gpu_activities
+from etloom.graphs.async_ranges import AsyncRanges, mask_async
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays, Mask
 from etloom.graphs.gpu_activities import GpuActivities
-from etloom.graphs.graph import Graph, Int32Array, Int64Array
-from etloom.graphs.host_threads import HostThreads, add_host_threads, mark_thread_events, mask_idle_segments
-from etloom.graphs.inter_thread import add_inter_thread_edges, find_rests
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, PointRole
+from etloom.graphs.host_threads import (
+    HostThreads,
+    add_host_threads,
+    add_inter_thread_edges,
+    find_rests,
+    mark_thread_events,
+    mask_idle_segments,
+)
 from etloom.graphs.minimum_latencies import MinimumLatencies
-from etloom.graphs.stream_waits import (
+from etloom.graphs.waits import (
     StreamWaits,
+    SynchronizationEdges,
     advance_blocking_calls,
     find_blocking_calls,
     find_stream_waits,
 )
-from etloom.graphs.synchronization import SynchronizationEdges
 from etloom.linker import check_linked
 from etloom.timeline.activity import explain_missing_times
 
@@ -172,7 +180,7 @@ def _add_collectives(
     for rank, parts in drafted.items():
         latencies[rank, "device"] = parts.activities.min_latency
         latencies[rank, "host"] = parts.ranges.min_latency
-    matches = collective_edges.add_collective_edges(draft, participations, latencies)
+    matches = add_collective_edges(draft, participations, latencies)
     for row in matches.iter_rows(named=True):
         counts[row["rank"]]["matched_communications"] = row["matched"]
         counts[row["rank"]]["local_communications"] = row["local"]
@@ -205,13 +213,13 @@ def _add_rank(
     )
     launches_without_point = gpu_activities.add_stream_edges(draft, events, activities, threads, latencies)
     handoffs = add_inter_thread_edges(draft, events, threads, idle, rests)
-    participations = collective_edges.find_participations(trace, events, rank, has_peers)
+    participations = find_participations(trace, events, rank, has_peers)
     ranges = async_ranges.add_async_ranges(draft, events, threads, participations, rank)
     range_rests, hidden = async_ranges.add_range_waits(draft, trace, events, threads, idle, ranges)
     waits.add_edges(draft, events, threads, activities, latencies, rank)
     stream_waits.add_edges(draft, events, activities, latencies)
     if participations is not None:
-        participations = collective_edges.locate_participations(participations, events, activities, ranges)
+        participations = locate_participations(participations, events, activities, ranges)
     counts = {
         "threads_aside": excluded_threads,
         "launches_without_point": launches_without_point,
@@ -249,3 +257,109 @@ def _find_idle_segments(events: EventArrays, threads: HostThreads) -> tuple[Mask
     """Return a mask of possibly idle thread segments, and the points at which pauses longer than `MIN_REST_NS` end."""
     idle = mask_idle_segments(events, threads)
     return idle, find_rests(threads, idle)
+
+
+# Add edges between ranks for collectives: every rank arrives, then the data is transferred.
+#
+# `etloom.collectives` matches the participations. A collective instance is accepted if the last participation that
+# others wait for starts before the first one that waits for it ends; other participations stay local to their rank.
+
+
+def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers: bool) -> pl.DataFrame | None:
+    """Return a table of the communications in which a rank takes part; None if the graph does not need them.
+
+    The graph needs them if the job has several ranks, or the rank has asynchronous ranges.
+    """
+    is_needed = has_peers or mask_async(events).any()
+    return trace.compute_once(collectives.list_participations, rank) if is_needed else None
+
+
+def locate_participations(
+    participations: pl.DataFrame, events: EventArrays, activities: GpuActivities, ranges: AsyncRanges
+) -> pl.DataFrame:
+    """Return the communications of a rank that have points in the graph, with these points and their times.
+
+    Adds the points ``begin`` and ``finish``, their times ``start`` and ``end``, and ``place``: the index in the
+    ``min_latency`` of the activities or the ranges.
+    """
+    row = events.rows(participations["event"])
+    ranged = np.full(len(events), -1, np.int64)
+    ranged[ranges.row] = np.arange(len(ranges.row))
+    frames = []
+    for side, source, place in (("device", activities, activities.place[row]), ("host", ranges, ranged[row])):
+        has = place >= 0
+        place = place[has].astype(np.int64)
+        frames.append(
+            participations.filter(has).with_columns(
+                where=pl.lit(side),
+                place=place,
+                start=source.start[place],
+                end=source.end[place],
+                begin=source.begin[place],
+                finish=source.finish[place],
+            )
+        )
+    return pl.concat(frames)
+
+
+def add_collective_edges(
+    draft: GraphDraft, participations: pl.DataFrame, min_latencies: Mapping[tuple[int, str], Int64Array]
+) -> pl.DataFrame:
+    """Add arrival and transfer edges between ranks for communications that match across ranks.
+
+    Args:
+        min_latencies: by rank and where ("host", "device"), the minimum latencies from start to end; lowered in place.
+
+    Returns:
+        rank, matched, local: number of participations that were matched, and that stay local.
+    """
+    issuers = collectives.match_participations(participations).select("rank", "event", "instance")
+    table = _check_instances(participations.join(issuers, on=("rank", "event"), maintain_order="left"))
+    matched = table.filter("accepted").sort("instance", "rank", "start", maintain_order=True)
+    instances = matched.group_by("instance", maintain_order=True).agg(
+        pl.col("arrival").first(),
+        least=pl.when(pl.all_horizontal(pl.col("sends", "receives").all()))
+        .then((pl.col("end") - pl.col("start")).min())
+        .otherwise(0),
+    )
+    points = draft.add_points(instances["arrival"], -1, PointRole.ARRIVE, -1)
+    matched = matched.join(
+        instances.select("instance", "least", point=points), on="instance", maintain_order="left"
+    )
+    senders, receivers = matched.filter("sends"), matched.filter("receives")
+    draft.add_edges(EdgeKind.ARRIVAL, senders["begin"], senders["point"], 0, senders["event"])
+    kind = np.where(
+        (receivers["collective"] == "message").fill_null(False), EdgeKind.MESSAGE, EdgeKind.TRANSFER
+    )
+    draft.add_edges(
+        kind,
+        receivers["point"],
+        receivers["finish"],
+        (receivers["end"] - receivers["arrival"]).clip(0),
+        receivers["event"],
+    )
+    for (rank, side), rows in receivers.partition_by("rank", "where", as_dict=True).items():
+        min_latencies[rank, side][rows["place"].to_numpy()] = rows["least"].to_numpy()
+    return table.group_by("rank").agg(matched=pl.col("accepted").sum(), local=(~pl.col("accepted")).sum())
+
+
+def _check_instances(participations: pl.DataFrame) -> pl.DataFrame:
+    """Add ``sends``, ``receives``, ``arrival`` (of the last rank, ns) and ``accepted`` to a table of communications.
+
+    ``accepted``: the communication is matched and the times of all participants are consistent.
+
+    ``sends``: others cannot end before it starts. ``receives``: it cannot end before those start.
+    """
+    role_pairs = [
+        get_roles(*row) for row in participations.select("rank", "source", "root", "collective").iter_rows()
+    ]
+    sends, receives = (pl.Series([pair[i] for pair in role_pairs], dtype=pl.Boolean) for i in (0, 1))
+    # gloo and NCCL do not move a message before its receive buffer exists.
+    message = (participations["collective"] == "message").fill_null(False)
+    arrival = pl.col("start").filter(pl.col("sends")).max().over("instance")
+    participations = participations.with_columns(
+        sends=sends | message, receives=receives | message
+    ).with_columns(arrival=pl.coalesce(arrival, pl.col("start").max().over("instance")))
+    leaves = pl.col("end").filter(pl.col("receives")).min().over("instance")
+    is_consistent = (leaves >= pl.col("arrival")).fill_null(True)
+    return participations.with_columns(accepted=pl.col("instance").is_not_null() & is_consistent)

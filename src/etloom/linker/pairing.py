@@ -18,8 +18,8 @@ from etloom.linker.alignment import (
     drop_overlapping,
     find_iterations,
     measure_resemblance,
+    pair_backend_ranges,
 )
-from etloom.linker.backend_ranges import pair_backend_ranges
 from etloom.linker.id_join import IdJoin, is_linkable, join_by_id
 from etloom.linker.placement import get_ids
 

@@ -1,16 +1,16 @@
 """Load runs: discover the traces of each rank, plan how to load them, then read, link and cache them.
 
-rank_discovery            the traces of a folder and their ranks; run.json of `etloom collect`: run_json
+rank_discovery            the traces of a folder and their ranks
 rank_inference            ranks of traces that do not state them, by the numbers in their paths
-file_names, captures      ranks and stages in names of files; traces of the capture of device graphs
-folder_contents           the files of a folder: salvaged and converted copies, the workload card
+file_names                ranks and stages in names of files
+folder_contents           the files of a folder: converted copies, the workload card, run.json, captures of graphs
 plan                      `LoadPlan`: for each rank where its tables come from and where they are kept
 executor                  the execution of a plan, ranks in parallel
 engines, worker           tasks in processes or on a Ray cluster
 reading_tasks             ranks that tasks read into the cache
 file_reading              one file into memory, or to Parquet in bounded memory
 cache                     linked traces as Parquet in the user's cache folder
-resident_tables           tables on disk of which only some are in memory
+rank_stores               ranks in the cache or in the folder of a store, and which of their tables are in memory
 consistency               contradictions between the files of a run, as rows of stats
 """
 
@@ -24,11 +24,11 @@ from etloom import formats
 from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.loading import consistency
-from etloom.loading.captures import find_captures
 from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.executor import add_rank_stats, execute_plan
 from etloom.loading.file_names import find_companion_rank, find_rank_in_name, list_ranked_files
 from etloom.loading.file_reading import Progress
+from etloom.loading.folder_contents import find_captures
 from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,16 @@ from etloom.core.arrays import rows_of_ids
 from etloom.core.categories import recorded_extent
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.machine import run_in_parallel
-from etloom.core.names import list_user_files
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
 from etloom.core.version import compute_code_digest
 from etloom.formats import parquet
-from etloom.formats.parquet import writer
 from etloom.formats.tables.building import sort_events
 from etloom.linker.merging import flag_missing_gpu_events
-from etloom.loading import cache, consistency, file_reading
-from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Source, Storage
-from etloom.loading.resident_tables import ResidentTables
-
-MIN_SECONDS_TO_CACHE = 0.5
-"""Runs that take less time to read and link are not cached. Of a run of many ranks, the limit is divided among the
-ranks."""
+from etloom.loading import consistency, file_reading
+from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
+from etloom.loading.rank_stores import CachedRanks, RankStore, ResidentTables, leave_on_disk
 
 _NOT_LINKED = (
     "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "
@@ -59,16 +52,6 @@ def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
         return job
     unlinked = sum(not linker.is_linked(trace) for trace in job.values())
     return job.with_stats([Stat("job.not_linked", "info", unlinked, _NOT_LINKED)])
-
-
-def make_entry_key(rank: int | None, plan: RankPlan, options: LoadOptions) -> str | None:
-    """Return the cache key of a rank's files and options; None if they cannot be cached."""
-    facts: dict[str, Any] = {} if rank is None else {"rank": rank}
-    if names := list_user_files():
-        facts["names"] = names
-    if not options.use_cache:
-        return None
-    return cache.entry_key((*plan.files, *plan.captures), **facts, **options.linking)
 
 
 def add_rank_stats(job: Job, stats_by_rank: Mapping[int, Sequence[Stat]]) -> Job:
@@ -109,6 +92,7 @@ class _Execution:
         self.plan = plan
         self.options = plan.options
         self.skip_unreadable = skip_unreadable
+        self.store: RankStore = plan.options.rank_folder or CachedRanks(plan)
         self.resident = ResidentTables(plan.max_table_bytes)
         self.unreadable: dict[Path, EtloomError] = {}
 
@@ -162,19 +146,8 @@ class _Execution:
             path = plan.files[0]
             trace = file_reading.open_on_disk(path, options.progress, options.use_cache, options.linking)
             return flag_missing_gpu_events(trace)
-        files = (*plan.files, *plan.captures)
-        rank_folder = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
-        if rank_folder is not None and parquet.sniff_folder(rank_folder):
-            return self._open_kept(rank_folder).with_stored_results(options.results.get(rank or 0, {}))
-        key = make_entry_key(rank, plan, options) if self.plan.uses_cache else None
-        is_evictable = plan.storage is Storage.EVICTABLE
-        if key is not None:
-            cached = cache.open_entry(key) if is_evictable else cache.load_entry(key)
-            if cached is not None:
-                if options.progress is not None:
-                    for path in files:
-                        options.progress(path, path.stat().st_size)
-                return self._add_to_resident(cached) if is_evictable else cached
+        if (saved := self.store.open(rank)) is not None:
+            return self._leave_on_disk(saved)
         start = time.monotonic()
         parts = self._read_files(plan.files, is_rank=rank is not None)
         if not parts:
@@ -185,29 +158,8 @@ class _Execution:
             captures, capture_stats = self._read_captures(plan.captures)
             trace = self._link(*_join_stages(parts), captures=captures).with_stats(capture_stats)
         is_complete = len(parts) == len(plan.files)
-        if rank_folder is not None:
-            return self._keep(trace.replace(meta={"rank": rank}), rank_folder)
-        if is_evictable:
-            write = partial(writer.write, trace, packs=True)
-            return self._add_to_resident(cache.open_or_create([key if is_complete else None], write))
-        if is_complete and time.monotonic() - start > MIN_SECONDS_TO_CACHE / len(self.plan.ranks):
-            cache.store_entry(key, trace)
-        return trace
-
-    def _keep(self, trace: Trace, folder: Path) -> Trace:
-        """Write a rank's tables to the folder of the option ``keep``; until evicted, they stay in memory as well."""
-        writer.write(trace, folder, packs=self.options.packs)
-        saved = parquet.read(folder, lazy=True, is_trusted=True, packs=self.options.packs)
-        assert isinstance(saved, Trace)
-        frames = {name: frame for name, frame in trace.tables.items() if name != "stats"}
-        loaders = {name: saved.loaders[name] for name in frames}
-        return self.resident.add(Trace({"stats": trace.stats}, trace.meta, loaders=loaders), frames)
-
-    def _open_kept(self, folder: Path) -> Trace:
-        """Open the saved tables of a rank in the folder of the option ``keep``."""
-        saved = parquet.read(folder, lazy=True, is_trusted=True, packs=self.options.packs)
-        assert isinstance(saved, Trace)
-        return self._add_to_resident(saved)
+        saved = self.store.add(rank, trace, time.monotonic() - start, is_complete=is_complete)
+        return self._leave_on_disk(saved, trace)
 
     def _read_files(self, files: Sequence[Path], is_rank: bool) -> list[Trace] | Job:
         """Read the files of one rank; a file that holds several ranks is returned as a Job.
@@ -257,24 +209,23 @@ class _Execution:
     def _open_parquet(self, rank_plan: RankPlan) -> Job:
         """Open saved traces with their tables on disk; traces that are not linked yet are linked if memory suffices."""
         (path,) = rank_plan.files
-        saved = parquet.read(path, lazy=True, owner=self.options.owner)
+        saved = parquet.read(path, lazy=True)
         job = (
             saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": describe_path(path)})
         )
         if rank_plan.storage is Storage.EVICTABLE and job.stored is not None:
-            return job.map_on_demand(self._add_to_resident)
+            return leave_on_disk(job, self.plan.max_table_bytes)
         if rank_plan.storage is Storage.EVICTABLE:
             return job.map(
-                lambda trace: self._add_to_resident(trace) if linker.is_linked(trace) else self._link(trace)
+                lambda trace: self._leave_on_disk(trace) if linker.is_linked(trace) else self._link(trace)
             )
         if job.stored is not None:  # a store holds linked traces only
             return job
         return job.map(lambda trace: trace if file_reading.has_too_many_events(trace) else self._link(trace))
 
-    def _add_to_resident(self, trace: Trace) -> Trace:
-        """Let a trace's tables be loaded on access and evicted; load stats now, since every command reads them."""
-        resident = self.resident.add(trace) if trace.loaders else trace
-        return resident.replace(stats=trace.table("stats")) if "stats" in trace.loaders else resident
+    def _leave_on_disk(self, trace: Trace, read: Trace | None = None) -> Trace:
+        """Let a trace's tables on disk be loaded on access and evicted; ``read``: the same trace in memory."""
+        return self.resident.add(trace, {} if read is None else read.tables) if trace.loaders else trace
 
 
 # Join traces of one process that were recorded one after another, such as SGLang's prefill and decode traces.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etloom import formats
 from etloom.core.errors import EtloomError
@@ -16,6 +16,9 @@ from etloom.core.machine import available_memory
 from etloom.formats.parquet.store_layout import is_store, is_stored_run
 from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.file_reading import Progress, estimate_text_bytes, is_large
+
+if TYPE_CHECKING:
+    from etloom.loading.rank_stores import RankFolder
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.6
 """Memory of the tables of a linked rank per byte of its text (measured: 0.4 to 0.6)."""
@@ -42,11 +45,7 @@ class LoadOptions:
         max_table_bytes: bytes of memory for tables; default: half of the available memory.
         linking: options of `etloom.linker.link` that differ from the defaults.
         engine: "local", or "ray" to read ranks that are not in the cache on a cluster (`etloom.loading.engines`).
-        keep: a folder that receives the linked tables of each rank as ``rank=N``, and from which ranks that it already
-            holds are opened; the tables stay there. The caller vouches that the files did not change.
-        packs: `keep` gets the tables of a small rank as one file, which is faster, and only this program reads.
-        results: rank -> results of `Trace.compute_once` that need not be computed, of ranks that `keep` holds.
-        owner: an object to keep alive as long as tables in etloom's Parquet are needed.
+        rank_folder: a folder that is used instead of the cache.
     """
 
     progress: Progress | None = None
@@ -55,11 +54,8 @@ class LoadOptions:
     lazy: bool = False
     max_table_bytes: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
-    keep: Path | None = None
-    packs: bool = False
-    results: Mapping[int, Mapping[tuple[Any, ...], Any]] = field(default_factory=dict)
     engine: str = LOCAL_ENGINE
-    owner: object = None
+    rank_folder: RankFolder | None = None
 
 
 class Source(Enum):
@@ -118,7 +114,7 @@ def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -
     Raises:
         ReadError: the format cannot be detected because the file cannot be opened.
     """
-    max_table_bytes = _limit_table_bytes(options)
+    max_table_bytes = limit_table_bytes(options)
     source, storage = Source.FILES, Storage.MEMORY
     if options.lazy and path.exists() and formats.detect_format(path) == "parquet":
         source, storage = Source.PARQUET, Storage.DISK
@@ -146,14 +142,14 @@ def plan_ranks(
         captures: Of each rank, traces of the capture of its device graphs.
     """
     captures = captures or {}
-    max_table_bytes = _limit_table_bytes(options)
+    max_table_bytes = limit_table_bytes(options)
     text_bytes = [
         sum([estimate_text_bytes(path) for path in paths if path.is_file()])
         for paths in files_by_rank.values()
     ]
     table_bytes = sum(text_bytes) * _TABLE_BYTES_PER_TEXT_BYTE
     exceeds_memory = len(files_by_rank) > 1 and table_bytes > max_table_bytes
-    storage = Storage.EVICTABLE if exceeds_memory or options.keep is not None else Storage.MEMORY
+    storage = Storage.EVICTABLE if exceeds_memory or options.rank_folder is not None else Storage.MEMORY
     ranks: dict[int | None, RankPlan] = {}
     for rank, paths in files_by_rank.items():
         if options.lazy and len(paths) == 1 and is_large(paths[0]):
@@ -196,7 +192,8 @@ def max_parallel_ranks(text_bytes: Sequence[int], jobs: int) -> int:
     return max(1, sum(total <= available for total in itertools.accumulate(largest)))
 
 
-def _limit_table_bytes(options: LoadOptions) -> int:
+def limit_table_bytes(options: LoadOptions) -> int:
+    """Return the memory for tables: as the options say, by default half of what is available, bytes."""
     return available_memory() // 2 if options.max_table_bytes is None else options.max_table_bytes
 
 

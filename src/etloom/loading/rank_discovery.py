@@ -15,7 +15,6 @@ from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
 from etloom.formats import UNKNOWN_FORMAT, detect_format, kineto
 from etloom.formats.tables.meta_checks import is_rank
-from etloom.loading.captures import find_captures
 from etloom.loading.file_names import (
     CAPTURE_FOLDER,
     CAPTURE_NAME,
@@ -30,16 +29,17 @@ from etloom.loading.file_names import (
     match_rank,
 )
 from etloom.loading.folder_contents import (
+    find_captures,
     find_converted_file,
     holds_traces,
     list_files,
     list_tree,
     prefer_salvaged,
     read_first_card,
+    read_run_json,
     suggest_remedy,
 )
 from etloom.loading.rank_inference import InferredRanks, infer_ranks, mask_recording, natural_key
-from etloom.loading.run_json import read_run_json
 
 _MAX_NAMED_FILES = 12
 """Files that a message names."""

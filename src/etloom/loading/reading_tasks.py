@@ -17,9 +17,10 @@ from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.machine import available_memory
 from etloom.core.names import add_names, list_user_paths
 from etloom.loading import cache, engines
-from etloom.loading.executor import execute_plan, make_entry_key
+from etloom.loading.executor import execute_plan
 from etloom.loading.file_reading import Progress, estimate_text_bytes
 from etloom.loading.plan import PARSED_NATIVELY, LoadOptions, LoadPlan, RankPlan, Source, Storage
+from etloom.loading.rank_stores import make_entry_key
 
 MAX_FILE_TEXT_BYTES = 32_000_000
 """Larger files are read by threads: they spend most of their time outside of the interpreter's lock."""
@@ -49,7 +50,7 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
             remedy="use the cache (without --no-cache), in a folder that all hosts share: $ETLOOM_CACHE",
             option="engine",
         )
-    if not options.use_cache or not plan.uses_cache or options.keep is not None:
+    if not options.use_cache or not plan.uses_cache or options.rank_folder is not None:
         return plan
     pending = _list_missing(plan)
     if is_remote:

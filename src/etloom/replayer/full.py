@@ -14,8 +14,14 @@ import polars as pl
 from etloom.core.errors import EtloomError
 from etloom.core.text import count_noun
 from etloom.core.trace import Job
-from etloom.replayer.comms.callbacks import Callbacks, RankWork
-from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous, check_backend, resolve_options
+from etloom.replayer.comms.comms_options import (
+    Callbacks,
+    CommsOptions,
+    RankWork,
+    Rendezvous,
+    check_backend,
+    resolve_options,
+)
 from etloom.replayer.comms.plan_builder import PlanOptions, plan_early, plan_replay
 from etloom.replayer.compute.compute_options import ComputeHooks, ComputeOptions
 from etloom.replayer.compute.node_selection import select_nodes

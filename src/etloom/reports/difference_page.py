@@ -16,8 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.comparison import BY, Difference
-from etloom.comparison.several_runs import tabulate_runs
+from etloom.comparison import BY, Difference, tabulate_runs
 from etloom.core.text import count_noun
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically

@@ -19,7 +19,7 @@ from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_
 from etloom.analyses.helpers import step_times
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
-from etloom.core.step_before import StepBefore, find_step_before
+from etloom.core.steps import StepBefore, find_step_before
 from etloom.core.text import SIZE_UNITS, count_noun, format_ranks
 from etloom.core.trace import Job, Trace
 from etloom.graphs import critical_paths

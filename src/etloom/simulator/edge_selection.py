@@ -19,10 +19,10 @@ from etloom.collectives import list_participations
 from etloom.core import arrays, categories, nesting, text_codes
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job, Trace
+from etloom.graphs.algorithms import Mask, edges_by_rank, mask_events, mask_transfers
+from etloom.graphs.algorithms import owner_rows as find_owner_rows
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
-from etloom.graphs.transfers import Mask, edges_by_rank, mask_events, mask_transfers
-from etloom.graphs.transfers import owner_rows as find_owner_rows
 from etloom.simulator.changes import TARGETS, Change, Network
 
 HOST_KINDS = (EdgeKind.SEGMENT, EdgeKind.IDLE)

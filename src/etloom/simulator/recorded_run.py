@@ -13,6 +13,7 @@ from etloom.analyses.helpers.dependency_graph import build_dependencies, is_kept
 from etloom.collectives import list_participations
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, build_graph, check_timed, critical_paths
+from etloom.graphs.algorithms import TRANSFER_KINDS
 from etloom.graphs.contraction import (
     ChainLags,
     ContractedGraph,
@@ -20,7 +21,6 @@ from etloom.graphs.contraction import (
     contract_graph,
 )
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, PointRole
-from etloom.graphs.transfers import TRANSFER_KINDS
 from etloom.simulator.chains import ChainScenario, contract_scenario
 from etloom.simulator.changes import TARGETS
 from etloom.simulator.durations import PointSpans

@@ -19,12 +19,12 @@ from etloom.analyses.findings.finding import BOTH, DEVICE, HOST, Finding
 from etloom.analyses.helpers.dependency_graph import build_dependencies
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals, union
-from etloom.core.step_before import StepBefore, find_step_before
+from etloom.core.steps import StepBefore, find_step_before
 from etloom.core.trace import Job
 from etloom.graphs import quality
+from etloom.graphs.algorithms import edges_by_rank, mask_transfers
 from etloom.graphs.contraction import ChainLags, ContractedGraph, contract_graph, mark_extremes
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, UInt8Array
-from etloom.graphs.transfers import edges_by_rank, mask_transfers
 from etloom.timeline.activity import find_steps, find_window
 
 MAX_EVENTS = 8_000_000

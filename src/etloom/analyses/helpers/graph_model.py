@@ -11,10 +11,9 @@ from etloom.analyses.helpers.dependency_graph import build_dependencies
 from etloom.analyses.helpers.pipeline_schedule import FloatArray, Mask
 from etloom.collectives import list_participations
 from etloom.core.trace import Job
-from etloom.graphs.algorithms import compute_times
+from etloom.graphs.algorithms import compute_times, edges_by_rank, mask_owned_edges, mask_transfers
 from etloom.graphs.graph import EdgeKind, Int64Array
 from etloom.graphs.peers import compute_peer_times, find_peers
-from etloom.graphs.transfers import edges_by_rank, mask_owned_edges, mask_transfers
 from etloom.timeline.activity import find_steps
 
 _WAITS = (

@@ -6,8 +6,7 @@ import polars as pl
 
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
-from etloom.timeline.memory.program import NO_OWNER, Program, Simulation
-from etloom.timeline.memory.stacks import PLACES
+from etloom.timeline.memory.program import NO_OWNER, PLACES, Program, Simulation
 
 BEFORE, UNKNOWN = "allocated before the recording", "unknown"
 """Holders of blocks whose request, or whose stack, was not recorded."""

@@ -23,8 +23,7 @@ from etloom.cli.replay.printing import (
     print_summary,
 )
 from etloom.cli.run_arguments import RankPattern, report_loss
-from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import CommsOptions, check_backend
+from etloom.replayer.comms.comms_options import Callbacks, CommsOptions, check_backend
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from etloom.cli.replay.printing import (
     print_summary,
 )
 from etloom.cli.run_arguments import RunPath, report_loss
-from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import CommsOptions, Repeats, Warmup
+from etloom.replayer.comms.comms_options import Callbacks, CommsOptions, Repeats, Warmup
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import data_defaults, failures
-from .memory_kinds import MemoryKinds
-from .request_history import RequestHistory
+from .request_history import MemoryKinds, RequestHistory
 
 _OMITTED = ("aten::detach", "aten::lift_fresh", "aten::alias")
 """Operators without work, which autograd calls all the time."""

@@ -9,17 +9,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ..observer.choice import choose_observer
-from ..option_parsing import local_folder, option_error, parse_ranks, parse_step_by, parse_window
-from ..option_rules import RING_WITHOUT_KINETO, check_observer, check_windows, resolve_sources
-from ..options import VARIABLE, CollectOptions, RecordingOptions, loaded_version, new_scratch_name
+from ..observer.native_build import choose_observer
+from ..options import (
+    RING_WITHOUT_KINETO,
+    VARIABLE,
+    CollectOptions,
+    RecordingOptions,
+    check_observer,
+    check_windows,
+    loaded_version,
+    local_folder,
+    new_scratch_name,
+    option_error,
+    parse_ranks,
+    parse_step_by,
+    parse_window,
+    resolve_sources,
+)
 from ..run_folder import claim_folder
 from ..session import on_demand
 from ..session.live_state import WATCH_FOLDER
-from .child_process import run_command
+from .child_process import run_command, wrap_command
 from .fake_world_run import record_fake_ranks
 from .finalization import finalize_run
-from .nsys_command import wrap_command
 
 _FLIGHT_RECORDER_ENTRIES = "2000"
 _WATCHED_ENTRIES = "128"

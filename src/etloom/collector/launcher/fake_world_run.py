@@ -12,8 +12,16 @@ from typing import Any
 
 from ..fake_world import FACTS_NAME, FAILURE_NAME, LIBRARY_VARIABLE
 from ..observer.native_build import BuildError, build_library
-from ..option_parsing import local_folder, option_error, parse_ranks, parse_window
-from ..options import CollectOptions, RecordingOptions, loaded_version, new_scratch_name
+from ..options import (
+    CollectOptions,
+    RecordingOptions,
+    loaded_version,
+    local_folder,
+    new_scratch_name,
+    option_error,
+    parse_ranks,
+    parse_window,
+)
 from ..run_folder import claim_folder
 from .child_process import run_command
 

@@ -16,9 +16,9 @@ from ..process_endings import STARTED_FILE, describe_endings, describe_recovered
 from ..recovery import killed_windows
 from ..run_folder import list_windows, read_rank_records, write_run
 from ..session import on_demand
-from ..session.process_status import read_statuses
+from ..session.messages import read_statuses
 from ..text import count_noun, format_ranges
-from .nsys_command import explain_missing_reports
+from .child_process import explain_missing_reports
 
 Facts = dict[str, Any]
 _MAX_EXPLAINED_RANKS = 4

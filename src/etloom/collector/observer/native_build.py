@@ -1,4 +1,4 @@
-"""Compiles the native observer once for the installed torch, and stores the library in the user's cache folder.
+"""Chooses the observer, and compiles the native one once for the installed torch, into the user's cache folder.
 
 One call of the C++ compiler ($CXX, else c++) takes some 20 s, under a lock, so that the ranks of a job do not build it
 several times. The name of the library contains a hash of torch's version, the flags and the sources. A failure is kept
@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..atomic_file import write_atomically
+from ..options import CollectOptions
 
 _SOURCES = Path(__file__).resolve().parent / "native"
 _TRIAL = Path(__file__).resolve().parent / "library_trial.py"
@@ -246,3 +247,63 @@ def _build_lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+# Chooses the observer that records the execution trace: etloom's native observer if it can be built, else torch's.
+
+
+def choose_observer(
+    options: CollectOptions,
+    *,
+    records_et: bool,
+    needs_gate: bool = False,
+    on_build: Callable[[], None] | None = None,
+) -> tuple[str, list[str]]:
+    """Return the name of the observer to use, "native" (etloom's) or "stock" (torch's), and warnings for the user.
+
+    Args:
+        options: The requested observer, and its limits.
+        records_et: Whether an execution trace is recorded; without one nothing is built, unless:
+        needs_gate: Whether torch's profiler starts and stops in the middle of operators, which only the native
+            library makes safe (profiler_gate.py).
+        on_build: Called before the native observer is compiled.
+
+    Raises:
+        CollectError: A ring or the gate is needed, and the native observer cannot be built.
+    """
+    from etloom.core.errors import CollectError
+
+    if not (records_et or needs_gate):
+        return options.observer, []
+    observer, warnings = build_if_native(options.observer, on_build)
+    if needs_gate and observer != "native":
+        reason = f": {warnings[0]}" if warnings else ", not --observer stock"
+        raise CollectError(
+            f"--step-by TIME requires the native observer{reason}",
+            remedy="count steps in another way, for example with --step-name, or leave out Kineto (--with et)",
+        )
+    if options.ring and observer != "native":
+        raise CollectError(
+            f"--ring requires the native observer: {warnings[0]}", remedy="leave out --ring (ring=True)"
+        )
+    if options.max_bytes is not None and observer != "native":
+        warnings.append("--max-size has no effect on torch's observer")
+    return observer, warnings
+
+
+def build_if_native(requested: str, on_build: Callable[[], None] | None = None) -> tuple[str, list[str]]:
+    """Build the native observer if it is requested; return the observer's name, and a message if the build failed."""
+    if requested == "stock":
+        return requested, []
+    from . import BuildError, build_library, find_failure, find_library
+
+    try:
+        if on_build is not None and find_library() is None and find_failure() is None:
+            on_build()
+        build_library()
+    except ImportError:
+        # No torch here. The processes of the job check whether the native observer was built for their torch.
+        return requested, []
+    except BuildError as error:
+        return "stock", [f"the native observer cannot be built, torch's observer is used instead: {error}"]
+    return requested, []

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..observer.native_build import BuildError, find_library
 from ..options import RecordingOptions
-from .live_instances import list_instances, list_subclasses
+from .model_facts import list_instances, list_subclasses
 
 _KINETO = "torch.profiler"
 _OBSERVER = "ExecutionTraceObserver"

@@ -17,13 +17,11 @@ from ..options import RecordingOptions
 from ..rank_environment import current_rank
 from ..text import count_noun, describe_error
 from . import active_recorders, signal_errors
-from .actor_folder import choose_actor_folder
-from .background_writer import BackgroundWriter
-from .messages import MessageLog
-from .process_status import ProcessStatus
+from .messages import MessageLog, ProcessStatus
 from .profiler_guard import ProfilerGuard
-from .schedule import WindowSchedule
-from .step_timer import StepTimer
+from .rank_facts import choose_actor_folder
+from .schedule import StepTimer, WindowSchedule
+from .trace_packing import BackgroundWriter
 from .window import Window
 
 _LATER_STEPS = "choose later steps"

@@ -6,16 +6,21 @@ import os
 import sys
 from typing import TYPE_CHECKING, get_type_hints
 
-from ..observer.choice import choose_observer
-from ..option_parsing import local_folder, parse_steps
-from ..option_rules import (
+from ..observer.native_build import choose_observer
+from ..options import (
     RING_WITHOUT_KINETO,
+    CollectOptions,
+    RecordingOptions,
+    RecordKeywords,
     check_keywords,
     check_observer,
     check_types,
+    loaded_version,
+    local_folder,
+    new_scratch_name,
+    parse_steps,
     resolve_sources,
 )
-from ..options import CollectOptions, RecordingOptions, RecordKeywords, loaded_version, new_scratch_name
 from ..rank_environment import current_rank
 from ..run_folder import claim_folder
 from .recorder import Recorder

@@ -11,7 +11,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -121,3 +122,39 @@ def _gzip_writer(path: str) -> IO[bytes]:
     if _igzip is None:
         return cast("IO[bytes]", gzip.open(path, "wb", 3))
     return cast("IO[bytes]", _igzip.open(path, "wb", 2))  # type: ignore[no-untyped-call]
+
+
+# Writes the traces of a window in the background, one window at a time.
+
+_TIMEOUT_S = 300.0
+
+
+class BackgroundWriter:
+    """Writes traces in at most one thread, so memory holds at most one finished window next to the open window."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run `work`, which must not raise, in a background thread; if Python is exiting, run it in this thread."""
+        thread = threading.Thread(target=work, name="etloom-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            work()
+        else:
+            self._thread = thread
+
+    def wait(self, timeout_s: float = _TIMEOUT_S) -> bool:
+        """Wait until the background thread has written its traces; return False after `timeout_s` seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.busy
+
+    def reset_after_fork(self) -> None:
+        """Forget the background thread, which does not exist in a forked child."""
+        self._thread = None

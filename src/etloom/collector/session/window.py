@@ -21,17 +21,16 @@ from typing import Any
 
 from ..atomic_file import write_atomically
 from ..diagnosis import describe_ring
-from ..observer.chrome_export import export_chrome_trace
-from ..observer.profiler_gate import GateError, open_gate
+from ..observer.profiler_gate import GateError, export_chrome_trace, open_gate
 from ..options import RecordingOptions
 from ..process_endings import KILLED_NOTE, STARTED_FILE
 from ..rank_environment import current_rank
 from ..run_folder import prune_windows, publish_rank
 from ..text import format_ranges
 from . import fork_safety, model_facts, profilers, trace_packing
-from .nsys_capture import NsysCapture
+from .profilers import NsysCapture
 from .rank_facts import collect_rank_facts, is_cuda_in_use
-from .step_timer import StepTimer
+from .schedule import StepTimer
 from .work_waits import WorkWaits
 
 _MAX_ERROR_LENGTH = 300

@@ -33,7 +33,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 """HTA's modules, with the names of `etloom.compat.hta` that they hold."""
 _ALIASES = {
     "hta.common.execution_trace": "etloom.compat.hta.execution_trace",
-    "hta.common.trace_filter": "etloom.compat.hta.trace_filter",
+    "hta.common.trace_filter": "etloom.compat.hta.timeline",
     "hta.common.trace_call_graph": "etloom.compat.hta.call_graph",
     "hta.common.timeline": "etloom.compat.hta.timeline",
     "hta.analyzers.timeline": "etloom.compat.hta.timeline",

@@ -1,7 +1,6 @@
 """A store of runs: each run is read and linked once, and saved with the results of common analyses.
 
-adding       adds a run: batches of ranks, then what needs all ranks, then its name
-staging      the folder of a run that is being added: its key, its lock, its publication
+adding       adds a run: batches of ranks, then what needs all ranks, then its name; the folder until then
 batches      the ranks that one process prepares
 worker       the process that prepares one batch
 summaries    the answers that are stored

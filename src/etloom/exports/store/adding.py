@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ from typing import Any
 import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
+from etloom import formats
 from etloom.analyses.run_info import describe_run
 from etloom.core.errors import EtloomError
+from etloom.core.names import list_user_files
 from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
-from etloom.exports.store import batches, staging, summaries
+from etloom.exports.store import batches, summaries
 from etloom.exports.store.rank_results import attach_results, open_results
 from etloom.formats.io.atomic_file import find_write_problem
 from etloom.formats.parquet import checksums, sniff_folder, writer
 from etloom.formats.parquet.store_layout import (
+    ADDING,
     STORE_VERSION,
     SUMMARIES,
     check_name,
@@ -34,13 +38,16 @@ from etloom.formats.parquet.store_layout import (
     is_stored_run,
     open_store,
     read_json,
+    run_folder,
     select_run,
     write_json,
 )
 from etloom.formats.parquet.stored_runs import build_rank_table
 from etloom.formats.parquet.summary_files import list_checksums
-from etloom.loading import LoadOptions, Progress, load_folder, load_path
+from etloom.loading import LoadOptions, Progress, cache, load_folder, load_path
 from etloom.loading.engines import count_cpus, is_remote, run_in_processes, run_on_ray
+from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
+from etloom.loading.rank_stores import RankFolder
 
 
 @dataclass(frozen=True)
@@ -100,9 +107,9 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
     if is_store(run):
         run = select_run(run)
     name = check_name(options.name or _default_name(run))
-    source = staging.describe_source(run, options.rank_pattern)
+    source = describe_source(run, options.rank_pattern)
     open_store(store, create=True)
-    stage = staging.Staging(store, name, source.key)
+    stage = Staging(store, name, source.key)
     with stage.locked(options.waits) as lock:
         published = stage.read_published()
         if published is not None:
@@ -133,7 +140,7 @@ def _default_name(run: Path) -> str:
     return name.removeprefix("run=") if is_stored_run(run) else name
 
 
-def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Staging) -> None:
+def _check_same_source(published: dict[str, Any], run: Path, stage: Staging) -> None:
     """Raise EtloomError if the store contains a run of the same name from a different source path."""
     path = published.get("source")
     if path != describe_path(run.resolve()) and run.resolve() != stage.target.resolve():
@@ -142,7 +149,7 @@ def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Stag
         )
 
 
-def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions, lock: int) -> None:
+def _prepare(source: Source, stage: Staging, options: AddOptions, lock: int) -> None:
     """Write tables, analysis results and, last, the manifest of a run to its staging folder."""
     jobs = options.jobs or count_cpus(options.engine)
     stage.parts.mkdir(parents=True, exist_ok=True)
@@ -198,7 +205,7 @@ def _original_path(run: Path) -> str:
 
 
 def _open_staged(
-    source: staging.Source, stage: staging.Staging, options: AddOptions, jobs: int, progress: Progress | None
+    source: Source, stage: Staging, options: AddOptions, jobs: int, progress: Progress | None
 ) -> Job:
     """Open the run from its ranks' tables in the staging folder; ranks that are missing there are read and saved."""
     load = LoadOptions(
@@ -206,9 +213,9 @@ def _open_staged(
         jobs,
         use_cache=False,
         max_table_bytes=batches.MAX_TABLE_BYTES,
-        keep=stage.folder,
-        packs=options.for_report,
-        results=open_results(part for part, _ in _list_parts(stage)),
+        rank_folder=RankFolder(
+            stage.folder, options.for_report, open_results(part for part, _ in _list_parts(stage))
+        ),
     )
     if source.discovered is None:
         job = load_path(source.path, load, options.rank_pattern)
@@ -221,7 +228,7 @@ def _open_staged(
     return Job(job, job.meta, job.run_stats)  # without the answers of a store, which are to be computed
 
 
-def _complete_parts(job: Job, stage: staging.Staging, for_report: bool) -> list[Path]:
+def _complete_parts(job: Job, stage: Staging, for_report: bool) -> list[Path]:
     """Return folders with analysis results that cover all ranks; ranks without results are analyzed here."""
     parts, ranks = [], set(job.ranks)
     for part, members in _list_parts(stage):
@@ -237,7 +244,7 @@ def _complete_parts(job: Job, stage: staging.Staging, for_report: bool) -> list[
     return parts
 
 
-def _list_parts(stage: staging.Staging) -> list[tuple[Path, set[int]]]:
+def _list_parts(stage: Staging) -> list[tuple[Path, set[int]]]:
     """Return (folder, ranks) of each completed part: a folder with the analysis results of a batch of ranks."""
     return [
         (part, set(read_json(part / "part.json")["ranks"]))
@@ -258,3 +265,121 @@ def _report_batch(batch: batches.Batch, progress: Progress | None) -> None:
             for file in map(Path, files):
                 with contextlib.suppress(OSError):  # it was removed
                     progress(file, file.stat().st_size)
+
+
+# The staging folder in which a run is prepared before it appears in a store: key, lock and publication.
+#
+# A run is prepared in ``STORE/.adding/NAME-KEY``. The key depends on the files of the run, so that a killed addition
+# goes on where it stopped, and starts again if the files have changed.
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run to be added to a store: its path, its discovered traces, and a key that changes with its files.
+
+    Attributes:
+        path: the folder or file.
+        key: changes with the files, the version of etloom, and the layout of stores.
+        discovered: the traces of a folder; None for a file or a folder that is one trace.
+    """
+
+    path: Path
+    key: str
+    discovered: DiscoveredRun | None
+
+
+def describe_source(path: Path, rank_pattern: str | None) -> Source:
+    """Find the files of a run and compute its key. Raises ReadError."""
+    discovered = None
+    facts: dict[str, Any] = {"store": STORE_VERSION, "names": list_user_files()}
+    if formats.detect_format(path) is not None:
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    else:
+        discovered = discover_ranks(path, rank_pattern)
+        by_rank = (*discovered.ranks.values(), *discovered.captures.values())
+        files = [file for rank_files in by_rank for file in rank_files]
+        facts |= {"pattern": rank_pattern, "card": discovered.card, "run": discovered.run}
+    key = cache.entry_key(files, **facts)
+    if key is None:
+        raise EtloomError(
+            "contains files that cannot be opened", where=path, remedy="add a folder of regular files"
+        )
+    return Source(path, key, discovered)
+
+
+class Staging:
+    """The folder in which a run is prepared until it is complete and moved to its name in the store.
+
+    Args:
+        store: the store.
+        name: name of the run.
+        key: key of its source.
+    """
+
+    def __init__(self, store: Path, name: str, key: str) -> None:
+        self.target = run_folder(store, name)
+        self.folder = store / ADDING / f"{name}-{key}"
+        self._lock = store / ADDING / f"{name}.lock"
+        self._name = name
+
+    @property
+    def parts(self) -> Path:
+        """The folder with the analysis results of each batch of ranks."""
+        return self.folder / "parts"
+
+    @contextlib.contextmanager
+    def locked(self, waits: bool = False) -> Iterator[int]:
+        """Hold the lock on the run's name within the context, and yield the descriptor of the lock file.
+
+        Args:
+            waits: wait while another process holds it.
+
+        Raises:
+            EtloomError: another process adds a run of this name.
+        """
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("w") as file:
+            if not _lock_file(file.fileno(), waits):
+                raise EtloomError(
+                    f"run {self._name!r} is being added by another process",
+                    where=self.target.parent,
+                    remedy="wait for it, or choose another --name",
+                )
+            yield file.fileno()
+
+    def read_published(self) -> dict[str, Any] | None:
+        """Return the manifest (meta.json) of the run with the same name in the store; None if there is none."""
+        return read_json(self.target / "meta.json") if is_stored_run(self.target) else None
+
+    def publish(self) -> None:
+        """Move the complete run to its name in the store, and remove the remains of earlier attempts."""
+        shutil.rmtree(self.parts, ignore_errors=True)
+        for scratch in self.folder.glob(".*"):  # of processes that were killed
+            shutil.rmtree(scratch, ignore_errors=True)
+        old = self.folder.with_name(f"{self._name}-replaced")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.target.exists():
+            self.target.rename(old)
+        self.folder.rename(self.target)
+        for rest in self.folder.parent.glob(f"{self._name}-*"):
+            if len(rest.name) == len(self.folder.name) or rest == old:
+                shutil.rmtree(rest, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove the staging folder, if the run has not been moved to its name in the store."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _lock_file(descriptor: int, waits: bool) -> bool:
+    """Lock an open file until it is closed; return False if another process holds the lock."""
+    try:
+        import fcntl
+    except ImportError:  # a system without locks
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

@@ -22,6 +22,7 @@ from etloom.loading import LoadOptions
 from etloom.loading.executor import execute_plan
 from etloom.loading.plan import plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun
+from etloom.loading.rank_stores import RankFolder
 
 MAX_RANKS = 256
 """Ranks of a batch: starting a process takes about as long as ten small ranks."""
@@ -102,8 +103,7 @@ def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
         jobs=1,
         use_cache=False,
         max_table_bytes=MAX_TABLE_BYTES,
-        keep=Path(batch.folder),
-        packs=batch.for_report,
+        rank_folder=RankFolder(Path(batch.folder), batch.for_report),
     )
     for rank, paths in batch.files.items():
         captures = {rank: list(map(Path, batch.captures.get(rank, ())))}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from etloom.core.errors import EtloomError
 from etloom.core.names import list_user_files
 from etloom.core.trace import Job
 from etloom.exports.store.adding import AddOptions, add_run
+from etloom.formats import parquet
 from etloom.formats.parquet.store_layout import is_stored_run, run_folder
-from etloom.loading import LoadOptions, cache, load_path
+from etloom.loading import LoadOptions, cache
 from etloom.loading.file_reading import estimate_text_bytes
+from etloom.loading.plan import limit_table_bytes
+from etloom.loading.rank_stores import leave_on_disk
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 """Size of a stored run per byte of the text of its traces (measured: 0.05)."""
@@ -69,6 +71,8 @@ def open_cached_run(
                 options.progress(file, 0)
             for file in files:
                 options.progress(file, file.stat().st_size)
-        return load_path(entry, replace(options, progress=None, owner=cache.hold_entry(entry)))
+        run = parquet.read(entry, lazy=True, owner=cache.hold_entry(entry))
+        assert isinstance(run, Job)
+        return run if options.lazy else leave_on_disk(run, limit_table_bytes(options))
     except (*cache.WRITE_ERRORS, EtloomError):
         return None

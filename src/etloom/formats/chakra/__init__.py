@@ -24,7 +24,7 @@ from etloom.core.schema import TABLES, TIME_LIMIT, Stat
 from etloom.core.trace import Trace
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra import workload_json
-from etloom.formats.io import python_literals
+from etloom.formats.io import safe_values
 from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.limits import check_rows
@@ -138,9 +138,9 @@ class _TraceBuilder:
     def _add_arguments(self, row: int, node: Any, io: int, arguments: Any) -> None:
         """Add a node's inputs (io 0) or outputs (io 1); for a process_group:init node, also its process groups."""
         try:
-            values = python_literals.parse_literal(arguments.values)
-            shapes = python_literals.parse_cached_literal(arguments.shapes)
-            types = python_literals.parse_cached_literal(arguments.types)
+            values = safe_values.parse_literal(arguments.values)
+            shapes = safe_values.parse_cached_literal(arguments.shapes)
+            types = safe_values.parse_cached_literal(arguments.types)
             if not all(isinstance(part, list) for part in (values, shapes, types)):
                 raise ValueError("not a list")
         except ValueError as error:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.io import python_literals
+from etloom.formats.io import safe_values
 from etloom.formats.tables.node_table import to_json
 
 
@@ -57,6 +57,6 @@ def _to_dict(node: Any) -> dict[str, Any]:
 
 def _parse_list(text: str) -> Any:
     try:
-        return python_literals.parse_literal(text)
+        return safe_values.parse_literal(text)
     except ValueError:
         return text

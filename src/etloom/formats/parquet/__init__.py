@@ -55,11 +55,6 @@ def read(
         "with an owner were written by this program, so that their values are not checked again, and may "
         "be in one file.",
     ] = None,
-    is_trusted: Annotated[
-        bool,
-        "This program wrote the trace completely, so that neither values nor numbers of rows are checked.",
-    ] = False,
-    packs: Annotated[bool, "With is_trusted, the tables may be in one file."] = False,
 ) -> Trace | Job:
     """Read a Trace or a Job from its folder, or from the meta.json in the folder.
 
@@ -75,8 +70,6 @@ def read(
         return read_run(folder, lazy=lazy, owner=owner)
     saved = _read_meta(folder)
     if saved.kind == "trace":
-        if is_trusted:
-            return _open_trusted_trace(folder, saved, packs)
         return _read_trace(folder, saved, lazy, owner)
     ranks = {
         int(match[1]): entry
@@ -169,9 +162,10 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
     return Trace(tables, saved.meta, loaders=loaders).with_stats(saved.invalid)
 
 
-def _open_trusted_trace(folder: Path, saved: _SavedMeta, packs: bool) -> Trace:
-    """Return a Trace that loads the tables listed in the meta.json from their files on access, without checks."""
-    if packs and (packed := open_packed(folder)) is not None:
+def open_saved(folder: Path) -> Trace:
+    """Open a trace that this program wrote completely: its tables stay on disk, unchecked. Raises ReadError."""
+    saved = _read_meta(folder)
+    if (packed := open_packed(folder)) is not None:
         return Trace({}, saved.meta, loaders=packed)
     loaders = {
         name: ParquetTable(name, folder / f"{name}.parquet", rows=rows, is_trusted=True)

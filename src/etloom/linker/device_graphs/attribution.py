@@ -20,14 +20,17 @@ from etloom.core.arrays import rows_of_ids, take_rows, to_array
 from etloom.core.schema import Stat
 from etloom.core.text import count_noun
 from etloom.core.trace import Trace
-from etloom.linker.device_graphs.replays import Capture, Replays, list_captures, list_replays
-from etloom.linker.device_graphs.sequence_alignment import (
+from etloom.linker.device_graphs.replays import (
     MIN_AGREEMENT,
     UNKNOWN,
+    Capture,
     Codes,
+    Replays,
     align_sequences,
     count_cells,
     count_common,
+    list_captures,
+    list_replays,
 )
 
 Rows = NDArray[np.int64]

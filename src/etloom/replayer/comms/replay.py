@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etloom.core.trace import Job
-from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous, check_backend, resolve_options
+from etloom.replayer.comms.comms_options import (
+    Callbacks,
+    CommsOptions,
+    Rendezvous,
+    check_backend,
+    resolve_options,
+)
 from etloom.replayer.comms.plan_builder import PlanOptions, plan_early, plan_replay
 from etloom.replayer.launch_environment import Process
 from etloom.replayer.plan import Plan

@@ -22,8 +22,7 @@ import polars as pl
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
-from etloom.replayer.comms.callbacks import Callbacks, Prepare
-from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+from etloom.replayer.comms.comms_options import Callbacks, CommsOptions, Prepare, Rendezvous
 from etloom.replayer.comms.plan_builder import check_world_size
 from etloom.replayer.comms.results import build_job, call_table, pass_table, summarize_calls
 from etloom.replayer.comms.runner import CallTimes, Runner, process_group

@@ -14,10 +14,9 @@ import polars as pl
 
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Trace
-from etloom.replayer.compute.argument_values import DTYPES
 from etloom.replayer.compute.node_selection import select_nodes
 from etloom.replayer.compute.operators import Operator, resolve_operator
-from etloom.replayer.compute.program_steps import ProgramStep, TensorView, tensor_views
+from etloom.replayer.compute.program_steps import DTYPES, ProgramStep, TensorView, tensor_views
 from etloom.replayer.recorded_calls import RAISED_REASON, raised_exception
 
 

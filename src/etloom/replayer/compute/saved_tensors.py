@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from etloom.core.trace import Trace
-from etloom.replayer.compute.argument_values import DTYPES
 from etloom.replayer.compute.program import Program
-from etloom.replayer.compute.program_steps import TensorView
+from etloom.replayer.compute.program_steps import DTYPES, TensorView
 from etloom.replayer.compute.tensor_initialization import IntegerBounds
 
 _INTEGERS = {

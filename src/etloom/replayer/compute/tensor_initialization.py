@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from etloom.replayer.compute.argument_values import DTYPES
 from etloom.replayer.compute.program import Program
-from etloom.replayer.compute.program_steps import ProgramStep, TensorView, tensor_views
+from etloom.replayer.compute.program_steps import DTYPES, ProgramStep, TensorView, tensor_views
 
 _VALUE_PRESERVING = frozenset({
     "aten::to", "aten::_to_copy", "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::slice",

@@ -24,13 +24,13 @@ from etloom.formats.parquet.writer import create_atomically
 from etloom.replayer.comms.distributed_calls import torch_dtype
 from etloom.replayer.plan import COLLECTIVES, MESSAGES
 from etloom.replayer.recorded_calls import RecordedCall, extract_calls, matched_instances
-from etloom.replayer.repro.described_call import (
+from etloom.replayer.repro.operators import (
     DescribedCall,
+    describe_operator,
     format_ns,
     measure_recorded_time,
     name_operator,
 )
-from etloom.replayer.repro.operators import describe_operator
 
 FILES = ("repro.py", "README.md")
 _TEMPLATE = re.compile(r"(?s)(?<=# BEGIN recorded call\n).*(?=# END recorded call)")

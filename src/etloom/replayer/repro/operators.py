@@ -12,19 +12,14 @@ from typing import Any
 import polars as pl
 import torch
 
+from etloom.core import categories
+from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
-from etloom.replayer.compute.argument_values import DTYPES, convert_value
 from etloom.replayer.compute.operators import resolve_operator
 from etloom.replayer.compute.program import Program, StorageVersions, make_step
-from etloom.replayer.compute.program_steps import ProgramStep, TensorView
+from etloom.replayer.compute.program_steps import DTYPES, ProgramStep, TensorView, convert_value
 from etloom.replayer.compute.size_checks import SIZE_CHECKS
 from etloom.replayer.compute.tensor_initialization import choose_contents, infer_bounds
-from etloom.replayer.repro.described_call import (
-    DescribedCall,
-    format_ns,
-    measure_recorded_time,
-    name_operator,
-)
 
 _OPERATOR = re.compile(r"aten::[A-Za-z_]\w{0,199}", re.ASCII)
 _OTHER_LIBRARY = re.compile(r"([A-Za-z_]\w{0,99})::[\w.]{1,200}", re.ASCII)
@@ -355,3 +350,70 @@ class _OperatorCode:
             f"`t[{index}]` ({name}): {DTYPES[view.dtype]}, shape {list(view.shape)}, strides {list(view.stride)}"
             for index, (view, name) in enumerate(zip(self._views, self._names, strict=True))
         ]
+
+
+# A recorded call as the code and text of the folder that runs it again, and its recorded time.
+
+
+@dataclass
+class DescribedCall:
+    """A recorded call as the code and text of its folder.
+
+    Attributes:
+        template: The script that the code becomes part of.
+        name: Operator or collective.
+        code: Statements that replace those of the template.
+        facts: Lines for the README.
+        assumptions: What was not recorded, and is assumed.
+        start: Command that runs the script.
+    """
+
+    template: str
+    name: str
+    code: str
+    facts: list[str]
+    assumptions: list[str]
+    start: str = "python repro.py"
+
+
+def name_operator(trace: Trace, event: int) -> str:
+    """Return a hint at an operator that an event contains, or that launched or contains it."""
+    events = trace.events.select("id", "parent", pl.col("name", "cat").cast(pl.String))
+    operators = events.filter(pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)))
+    launched = trace.launches.filter(pl.col("device_event") == event)["operator"].drop_nulls()
+    above = events.filter(pl.col("id") == event)["parent"].drop_nulls()
+    inside = operators.filter(pl.col("parent") == event).head(1)
+    around = operators.filter(pl.col("id").is_in((launched if launched.len() else above).implode()))
+    for relation, rows in (("contains", inside), ("belongs to", around)):
+        for row in rows.head(1).iter_rows(named=True):
+            return f"; it {relation} event {row['id']} ({(row['name'] or '')[:60]!r})"
+    return ""
+
+
+def measure_recorded_time(trace: Trace, event: int) -> tuple[int | None, str]:
+    """Return the time in ns of an operator call, and where it was measured: of its GPU activity, else of the host."""
+    row = trace.events.filter(pl.col("id") == event).select("ts", "dur", "pid", "tid").row(0, named=True)
+    inside = pl.col("id") == event
+    if row["ts"] is not None and row["dur"] is not None:
+        inside |= (
+            (pl.col("pid") == row["pid"])
+            & (pl.col("tid") == row["tid"])
+            & pl.col("ts").is_between(row["ts"], row["ts"] + row["dur"])
+        )
+    inner = trace.events.filter(inside).select("id")
+    launches = trace.launches.join(inner, left_on="operator", right_on="id", how="semi")
+    if trace.events.filter(pl.col("id") == event)["cat"].cast(pl.String)[0] == categories.CAPTURED_OPERATOR:
+        first = (
+            launches["launch"].drop_nulls().head(1)
+        )  # a captured operator runs in each replay of its graph
+        launches = launches.join(first.to_frame("launch"), on="launch", how="semi")
+    work = trace.events.join(launches, left_on="id", right_on="device_event", how="semi")
+    work = work.drop_nulls(["ts", "dur"])
+    if work.height:
+        starts = work["ts"].to_numpy()
+        return Intervals.of(starts, starts + work["dur"].to_numpy()).total, "device"
+    return row["dur"], "host"
+
+
+def format_ns(time_ns: int | None) -> str:
+    return "unknown" if time_ns is None else f"{time_ns / 1e3:.3f} us"

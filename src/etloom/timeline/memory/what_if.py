@@ -26,9 +26,19 @@ import polars as pl
 
 from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.core.text import format_bytes
-from etloom.timeline.memory.program import ALLOC, FREE, Int64Array, Program, Simulation, parse_moment
+from etloom.timeline.memory.program import (
+    ALLOC,
+    FREE,
+    Int64Array,
+    ModuleCall,
+    Program,
+    Simulation,
+    find_call,
+    is_backward,
+    list_calls,
+    parse_moment,
+)
 from etloom.timeline.memory.settings import MIB, UNLIMITED, Settings, parse_settings, split_settings
-from etloom.timeline.memory.stacks import ModuleCall, find_call, is_backward, list_calls
 
 COLUMNS = {
     "device": pl.Int64,

@@ -1,4 +1,4 @@
-"""Loads pickles of plain values without running code: a pickle that names a class or function is refused.
+"""Reads Python values without running code: literals, and pickles, of which one that names a class is refused.
 
 There are two barriers. First the opcodes are scanned: only those that build lists, dicts, tuples, numbers, strings,
 bytes, booleans and None are accepted, so a file that names a class or a function is refused before anything runs.
@@ -8,8 +8,11 @@ The unpickler that runs next refuses every class as well.
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import pickletools
+import re
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from etloom.core.errors import LimitError, ReadError
@@ -94,3 +97,59 @@ def _check_value_count(value: Any, path: object, limit: int) -> None:
             parts += len(item) // _TEXT_UNIT
         if parts + len(pending) > limit:
             raise LimitError(f"contains more than {limit:,} values", where=str(path))
+
+
+# Parses the repr of plain Python values by converting it to JSON; no code is evaluated.
+#
+# Chakra's converter writes str(list): [[4, 5, 0, 64, 4, 'cuda:0'], True, None].
+
+_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\b(?:True|False|None|nan|inf)\b|[()]", re.DOTALL)
+_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "nan": '"nan"',
+    "inf": '"inf"',
+    "(": "[",
+    ")": "]",
+}
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@lru_cache(maxsize=1 << 14)
+def parse_cached_literal(text: str) -> Any:
+    """Return the cached result of `parse_literal`, for texts that repeat; callers must not modify the shared value."""
+    return parse_literal(text)
+
+
+def parse_literal(text: str) -> Any:
+    """Parse the repr of lists, tuples, numbers, strings, booleans and None; tuples become lists.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if not text:
+        return []
+    as_json = _TOKEN.sub(
+        lambda match: _WORDS.get(match[0]) or _convert_string(match[0]), text.replace(",)", ")")
+    )
+    try:
+        return json.loads(as_json.replace('-"inf"', '"-inf"'))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _convert_string(token: str) -> str:
+    body = token[1:-1]
+    if "\\" in body:
+        body = _ESCAPE.sub(_unescape, body)
+    return json.dumps(body)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) > 1:
+        point = int(code[1:], 16)
+        return chr(point) if point <= 0x10FFFF else "\ufffd"
+    return _ESCAPED.get(code, code)
