@@ -36,6 +36,7 @@ from etloom.reports.memory_section import is_memory_only, render_memory
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.roofline_section import render_roofline
+from etloom.reports.source_code import find_source_lines
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
 from etloom.reports.time_shares import PART_LABELS
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines
@@ -114,7 +115,11 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     memory = render_memory(job, timelines.zeros)
     name = _run_name(job)
     findings = render_findings(
-        summary.tables["findings"], len(job), MAX_FINDINGS, [_encode_view(view, timelines) for view in views]
+        summary.tables["findings"],
+        len(job),
+        MAX_FINDINGS,
+        [_encode_view(view, timelines) for view in views],
+        find_source_lines(job),
     )
     graph = ""
     if is_memory_only(job):
