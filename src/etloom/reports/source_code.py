@@ -29,7 +29,7 @@ def find_source_lines(job: Job) -> dict[str, SourceLines]:
     """
     run = job.meta.get("run") or {}
     ranks = run.get("ranks")
-    found: dict[str, SourceLines] = {}
+    sources: dict[str, SourceLines] = {}
     for facts in ranks if isinstance(ranks, list) else ():
         entries = facts.get("source_lines") if isinstance(facts, dict) else None
         for frame, entry in entries.items() if isinstance(entries, dict) else ():
@@ -43,8 +43,8 @@ def find_source_lines(job: Job) -> dict[str, SourceLines]:
                 and all(isinstance(line, str) for line in lines)
             ):
                 shown = tuple(line[:MAX_LENGTH] for line in lines[:MAX_LINES])
-                found.setdefault(frame, SourceLines(file, int(match[1]), shown))
-    return found
+                sources.setdefault(frame, SourceLines(file, int(match[1]), shown))
+    return sources
 
 
 def render_source_lines(frame: str | None, sources: Mapping[str, SourceLines]) -> str:

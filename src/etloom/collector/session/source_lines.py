@@ -18,9 +18,9 @@ MAX_FRAMES, MAX_LINES, MAX_LENGTH = 500, 12, 200
 def read_source_lines(frames: Iterable[str]) -> dict[str, dict[str, object]]:
     """Return for each frame of the user's own code its file, and the lines from that of the frame on.
 
-    Files are found as Python finds them, since torch leaves out the folder of sys.path in which they are.
+    Files are by_frame as Python finds them, since torch leaves out the folder of sys.path in which they are.
     """
-    found: dict[str, dict[str, object]] = {}
+    by_frame: dict[str, dict[str, object]] = {}
     for frame in sorted(frames):
         match = _FRAME.fullmatch(frame)
         if match is None or _LIBRARY.search(match[1]):
@@ -28,10 +28,10 @@ def read_source_lines(frames: Iterable[str]) -> dict[str, dict[str, object]]:
         lines = linecache.getlines(match[1])[int(match[2]) - 1 :][:MAX_LINES]
         path = linecache.cache[match[1]][3] if match[1] in linecache.cache else match[1]  # type: ignore[misc]
         if lines and not _LIBRARY.search(path):
-            found[frame] = {
+            by_frame[frame] = {
                 "file": str(Path(path).resolve()),
                 "lines": [line.rstrip()[:MAX_LENGTH] for line in lines],
             }
-        if len(found) == MAX_FRAMES:
+        if len(by_frame) == MAX_FRAMES:
             break
-    return found
+    return by_frame
