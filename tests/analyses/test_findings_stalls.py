@@ -9,7 +9,7 @@ import pytest
 import etloom
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.trace import Trace
-from support.small_traces import RankBuilder, find_costs, find_rows
+from support.small_traces import RankBuilder, complete_event, find_costs, find_rows
 
 COMPILE = "_compile.compile_inner (dynamo_timed)"
 
@@ -54,6 +54,24 @@ def test_a_gap_is_that_of_the_stall_that_covers_it(tmp_path: Path, name: str, pa
     (row,) = find_rows(trace, pattern)
     assert row["cost_ns"] >= 1_800_000
     assert sum(row["cost_ns"] for row in find_rows(trace, "launch-bound")) < 1_000_000
+
+
+def test_an_idle_host_names_the_function_that_runs(tmp_path: Path) -> None:
+    """The operator before the pause ran in main; the pause is in a function that main called next."""
+    run = build_stalled_step().op("train.py(9): main", 0, 2_400, "python_function")
+    run.op("train.py(3): augment", 25, 2_010, "python_function")
+    run.op("<built-in function sorted>", 30, 2_000, "python_function")
+    (row,) = find_rows(run.trace(tmp_path), "idle-host")
+    assert row["frame"] == "train.py(3): augment"
+    assert "train.py(3): augment, which runs <built-in function sorted>" in row["title"]
+    assert "record Python stacks" not in row["advice"]
+
+
+def test_frames_of_another_thread_are_not_named(tmp_path: Path) -> None:
+    run = build_stalled_step()
+    run.events.append(complete_event("python_function", "watch.py(1): loop", 0, 2_400, 100, 77))
+    (row,) = find_rows(run.trace(tmp_path), "idle-host")
+    assert row["frame"] is None and "record Python stacks" in row["advice"]
 
 
 def test_a_short_pause_is_launching(tmp_path: Path) -> None:

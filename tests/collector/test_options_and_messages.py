@@ -24,7 +24,7 @@ from etloom.collector.session import messages, on_demand
 from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.recording import record
 from etloom.collector.text import count_noun, format_ranges
-from etloom.core.errors import CollectError
+from etloom.core.errors import CollectError, InvalidOption
 from etloom.formats.observer import notes
 
 Call = Callable[..., tuple[int, str, str]]
@@ -87,10 +87,16 @@ def test_resolve_sources() -> None:
         fields = option_rules.resolve_sources(CollectOptions(sources=sources, **options))
         return sorted(name for name, is_recorded in fields.items() if is_recorded)
 
-    assert of() == ["et", "kineto", "shapes"] and of(shapes=False, stack=True) == ["et", "kineto", "stack"]
-    assert of("kineto,stacks") == ["kineto", "stack"] and of(ring=True) == ["et", "shapes"]
+    assert of() == ["et", "kineto", "shapes"]
+    assert of(shapes=False, stack=True) == ["et", "kineto", "source_lines", "stack"]
+    assert of("kineto,stacks", source_lines=False) == ["kineto", "stack"] and of(ring=True) == [
+        "et",
+        "shapes",
+    ]
     assert of(step_by="profiler", shapes=False) == ["et"] and of("et,shapes", ring=True) == ["et", "shapes"]
-    assert len(option_rules.resolve_sources(CollectOptions())) == len(SOURCES)
+    assert len(option_rules.resolve_sources(CollectOptions())) == len(SOURCES) + 1
+    with pytest.raises(InvalidOption, match="requires Python stacks"):
+        of(source_lines=True)
 
 
 def test_a_ring_without_the_native_observer_is_refused(

@@ -13,13 +13,13 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses.helpers.rank_kinds import MIN_FLEET
 from etloom.core.trace import Job, Trace
 from etloom.reports import html_report
 from etloom.reports.fleet_map import (
     DRAWN_OUTLIERS,
     MAX_COLUMNS,
     MAX_ROWS,
-    MIN_RANKS,
     FleetMap,
     measure_fleet,
     render_fleet_map,
@@ -110,10 +110,24 @@ def test_the_slow_rank_of_a_fleet_with_two_kinds_is_named(data: Path) -> None:
     assert fleet.outliers["excess_pct"][0] == pytest.approx(47, abs=3)
 
 
-def test_equal_ranks_have_no_outliers_and_few_ranks_no_map() -> None:
-    assert measure(np.full((MIN_RANKS, 3), 1000)).outliers.is_empty()
-    assert measure_fleet(make_times(np.full((MIN_RANKS - 1, 3), 1000)), NO_HOSTS) is None
-    assert measure_fleet(make_times(np.zeros((MIN_RANKS, 3), np.int64)), NO_HOSTS) is None
+def test_equal_ranks_have_no_outliers_and_one_rank_no_map() -> None:
+    assert measure(np.full((MIN_FLEET, 3), 1000)).outliers.is_empty()
+    assert measure_fleet(make_times(np.full((1, 3), 1000)), NO_HOSTS) is None
+    assert measure_fleet(make_times(np.full((2, 1), 1000)), NO_HOSTS) is None
+    assert measure_fleet(make_times(np.zeros((MIN_FLEET, 3), np.int64)), NO_HOSTS) is None
+
+
+def test_few_ranks_are_drawn_and_not_judged() -> None:
+    times = np.full((3, 2), 1000)
+    times[1, 1] = 3000
+    fleet = measure(times)
+    assert fleet.outliers.is_empty() and not fleet.is_fleet
+    page = render_fleet_map(fleet, NO_HOSTS, [0, 1, 2])
+    assert "notably" not in page and decode(read_data(page), "cells", "u1").tolist() == [
+        [0, 0],
+        [0, 254],
+        [0, 0],
+    ]
 
 
 def test_a_rank_without_a_step_has_no_time_in_it() -> None:

@@ -66,6 +66,11 @@ class CollectOptions:
     ] = None
     stack: Annotated[bool, "Without --with: also record Python stacks."] = False
     memory: Annotated[bool, "Without --with: also record allocations."] = False
+    source_lines: Annotated[
+        bool | None,
+        "With Python stacks: keep the first lines of the job's own functions in them, which reports show.  "
+        "[default: source-lines]",
+    ] = None
     all_threads: bool = True
     observer: Annotated[
         str,
@@ -102,6 +107,7 @@ class RecordKeywords(TypedDict, total=False):
     shapes: bool | None
     stack: bool
     memory: bool
+    source_lines: bool | None
     all_threads: bool
     observer: str
     max_bytes: int | None
@@ -122,6 +128,7 @@ class RecordingOptions:
     shapes: bool = True
     stack: bool = False
     memory: bool = False
+    source_lines: bool = False
     all_threads: bool = True
     kineto: bool = True
     et: bool = True
@@ -243,6 +250,9 @@ def resolve_sources(options: CollectOptions) -> dict[str, Any]:
                     f"requires the Kineto trace, which cannot be recorded: {reason}", option, "leave it out"
                 )
         fields["kineto"] = False
+    if options.source_lines and not fields["stack"]:
+        raise option_error("requires Python stacks", "source_lines", "add stacks to --with")
+    fields["source_lines"] = fields["stack"] and options.source_lines is not False
     return fields
 
 

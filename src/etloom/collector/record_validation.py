@@ -53,6 +53,14 @@ def _is_unrecorded(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(name)) for name in ("step_ns", "steps"))
 
 
+def _are_source_lines(value: Any) -> bool:
+    """Return whether a value has for each frame its file and lines."""
+    return isinstance(value, dict) and all(
+        isinstance(entry, dict) and _is_text(entry.get("file")) and _list_check(_is_text)(entry.get("lines"))
+        for entry in value.values()
+    )
+
+
 _is_text, _is_dict = _type_check(str), _type_check(dict)
 _is_count = _integer_between(0, 1 << 63)  # also for times: until 2262
 _is_rank_count = _integer_between(1, MAX_RANKS + 1)
@@ -83,6 +91,7 @@ _RANK_FIELDS: dict[str, Check] = {
     "ended": _is_dict,
     "model": _is_dict,
     "unrecorded": _is_unrecorded,
+    "source_lines": _are_source_lines,
 }
 _NESTED_FIELDS: dict[str, dict[str, Check]] = {
     "job": dict.fromkeys(("batch", "rendezvous", "launch"), _is_text) | {"supervised": _type_check(bool)},

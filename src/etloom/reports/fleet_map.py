@@ -1,4 +1,4 @@
-"""The heat map of many ranks: how much longer each rank takes per step, without communication, than the median rank.
+"""The heat map of ranks: how much longer each rank takes per step, without communication, than the median rank.
 
 Its size does not grow with the ranks: neighbors share a row and a column, which then shows the slowest of them.
 """
@@ -22,8 +22,8 @@ from etloom.reports.formatting import format_duration
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import fill_template, read_asset
 
-MIN_RANKS = MIN_FLEET
-"""Fewer ranks are compared by their bars."""
+MIN_RANKS, MIN_STEPS = 2, 2
+"""Runs with fewer ranks, or of fewer than `MIN_FLEET` ranks with fewer steps, have no map."""
 MAX_ROWS, MAX_COLUMNS = 512, 128
 MAX_OUTLIERS = 50
 """Outliers that are listed."""
@@ -57,13 +57,18 @@ class FleetMap:
     typical: int
 
     @property
+    def is_fleet(self) -> bool:
+        """True for so many ranks that outliers are searched for."""
+        return len(self.ranks) >= MIN_FLEET
+
+    @property
     def notable_ranks(self) -> list[int]:
-        """The ranks whose timelines are worth drawing: the slowest outliers and a typical rank."""
+        """The ranks whose timelines are to be drawn before others: the slowest outliers and a typical rank."""
         return [*self.outliers["rank"].head(DRAWN_OUTLIERS), self.typical]
 
 
 def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> FleetMap | None:
-    """Compare each rank's time outside communication with the median rank; None for too few ranks or no times.
+    """Compare each rank's time outside communication with the median rank; None for too few of them, or no times.
 
     Args:
         times: The answer to temporal-breakdown, ``rank`` first.
@@ -71,7 +76,8 @@ def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> Fleet
     """
     by_step = times.filter(pl.col("step").is_not_null())
     rows = by_step if by_step.height else times
-    if rows["rank"].n_unique() < MIN_RANKS:
+    count = rows["rank"].n_unique()
+    if count < MIN_RANKS or (count < MIN_FLEET and by_step["step"].n_unique() < MIN_STEPS):
         return None
     own = (pl.col("span_ns") - pl.col("exposed_communication_ns")).cast(pl.Float64).alias("own")
     rows = rows.select("rank", "step", own).unique(("rank", "step"), keep="first", maintain_order=True)
@@ -113,6 +119,8 @@ def _find_outliers(
         spread = OUTLIER * _NORMAL * np.median(np.abs(members - median))
         limit[kind == number] = max(MIN_EXCESS, spread)
     rows = np.flatnonzero(np.nan_to_num(usual - center) > limit)
+    if len(ranks) < MIN_FLEET:
+        rows = rows[:0]
     above = (1 + usual) / (1 + center) - 1
     rows = rows[np.argsort(-above[rows], kind="stable")]
     outliers = pl.DataFrame(
@@ -144,12 +152,13 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
         )
         summary += ", ..." if outliers.height > MAX_OUTLIERS else ""
     else:
-        summary = "No rank takes notably longer than the others."
+        summary = "No rank takes notably longer than the others." if fleet.is_fleet else ""
     table = render_table(outliers, "outliers", "Outliers", "", limit=MAX_OUTLIERS) if outliers.height else ""
     data = base64.b64encode(json.dumps(_encode(fleet, hosts, drawn)).encode()).decode()
     return fill_template(
         read_asset("fleet.html"),
-        summary=escape(summary),
+        summary=f"<p>{escape(summary)}</p>" if summary else "",
+        size="" if fleet.is_fleet else " few",
         drawn=escape(format_ranges(sorted(drawn))),
         table=table,
         data=data,

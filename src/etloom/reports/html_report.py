@@ -20,6 +20,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.analyses.helpers.rank_kinds import MIN_FLEET
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
@@ -34,6 +35,8 @@ from etloom.reports.html_tables import render_table
 from etloom.reports.memory_section import is_memory_only, render_memory
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
+from etloom.reports.roofline_section import render_roofline
+from etloom.reports.source_code import find_source_lines
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
 from etloom.reports.time_shares import PART_LABELS
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines
@@ -102,7 +105,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     hosts = dict(job.rank_facts.select("rank", "host").iter_rows())
     fleet = measure_fleet(summary.tables["temporal-breakdown"], hosts)
     named = list_named_ranks(views)
-    if fleet is not None:
+    if fleet is not None and fleet.is_fleet:
         named = list(dict.fromkeys((*fleet.notable_ranks, *named)))
     if len(job) > MAX_RANKS:
         max_events, max_ranks = min(max_events, MAX_FLEET_EVENTS), min(max_ranks, MAX_FLEET_RANKS)
@@ -112,7 +115,11 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     memory = render_memory(job, timelines.zeros)
     name = _run_name(job)
     findings = render_findings(
-        summary.tables["findings"], len(job), MAX_FINDINGS, [_encode_view(view, timelines) for view in views]
+        summary.tables["findings"],
+        len(job),
+        MAX_FINDINGS,
+        [_encode_view(view, timelines) for view in views],
+        find_source_lines(job),
     )
     graph = ""
     if is_memory_only(job):
@@ -121,7 +128,9 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         timeline = _render_timeline(timelines)
         operators = summary.tables["top-ops-sum"]["name"].drop_nulls().to_list()
         what_if, graph = ("", "") if is_untimed(job) else render_simulation(job, name, operators)
-        sections = _render_sections(summary, len(job), findings, fleet_map, timeline, memory, what_if)
+        sections = _render_sections(
+            summary, len(job), findings, fleet_map, timeline, memory, what_if, render_roofline(job)
+        )
     facts = json.dumps({"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock})
     data = (
         f'<script type="text/plain" data-rank="{timeline.rank}">{base64.b64encode(timeline.data).decode()}</script>'
@@ -171,10 +180,12 @@ def _render_sections(
     timeline: str,
     memory: str,
     what_if: str,
+    roofline: str,
 ) -> list[Section]:
     """Return the sections of the report in order; some may be empty."""
     tables = summary.tables
     memory_sections = [_wrap_memory(memory)] if memory else []
+    fleet_sections = [titled_section("fleet", "Heat map", fleet_map, "Ranks and steps")] if fleet_map else []
     if "recorded" in tables:
         note = "Nodes of the execution traces by name."
         return [
@@ -194,10 +205,11 @@ def _render_sections(
     )
     return [
         first,
-        *([titled_section("fleet", "Fleet", fleet_map, "Ranks and steps")] if fleet_map else []),
+        *(fleet_sections if rank_count >= MIN_FLEET else ()),
         titled_section("timeline", "Timeline", timeline),
         *memory_sections,
         titled_section("breakdown", "Breakdown", _render_breakdown(summary), "Where the time went"),
+        *(fleet_sections if rank_count < MIN_FLEET else ()),
         Section("critical-path-section", "Critical path", render_critical_path(tables["critical-path"])),
         *([titled_section("what-if", "What if", what_if)] if what_if else []),
         Section(
@@ -205,6 +217,7 @@ def _render_sections(
             "Ranks" if rank_count > 1 else "Collectives",
             render_rank_tables(tables, rank_count),
         ),
+        *([titled_section("roofline-section", "Roofline", roofline)] if roofline else []),
         *(
             Section(f"{name}-section", texts[0], _render_table_section(summary, name, *texts))
             for name, texts in _TABLES.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ import polars as pl
 from etloom.core.text import count_noun
 from etloom.reports.finding_text import format_cost, format_gain, format_parts
 from etloom.reports.html_tables import render_table
+from etloom.reports.source_code import SourceLines, render_source_lines
 
 _LOCATION_COLUMNS = ("operator", "module", "frame", "step", "stream")
 MAX_ROWS = 500
@@ -35,11 +37,18 @@ _LEADING_COLUMNS = ("start_ns", "collective", "bytes", "wait_ns", "transfer_ns",
 """Columns of a collective that are visible on a narrow page, too."""
 
 
-def render_findings(table: pl.DataFrame, rank_count: int, limit: int, views: Sequence[str] = ()) -> str:
+def render_findings(
+    table: pl.DataFrame,
+    rank_count: int,
+    limit: int,
+    views: Sequence[str] = (),
+    sources: Mapping[str, SourceLines] = MappingProxyType({}),
+) -> str:
     """Render the first ``limit`` findings as an HTML list, each with its gain, cost, parts, location and advice.
 
     Args:
         views: for each finding, the part of the timeline that it is about, as JSON; empty for none.
+        sources: the source lines of Python frames.
     """
     if table.is_empty():
         return '<p class="soft">No finding costs the job or a rank half a percent of its time or more.</p>'
@@ -47,7 +56,11 @@ def render_findings(table: pl.DataFrame, rank_count: int, limit: int, views: Seq
     largest_share = float(share.max() or 100)  # type: ignore[arg-type]
     items = [
         _render_finding(
-            row, (row[share.name] or 0) / largest_share, rank_count, views[i] if i < len(views) else ""
+            row,
+            (row[share.name] or 0) / largest_share,
+            rank_count,
+            views[i] if i < len(views) else "",
+            sources,
         )
         for i, row in enumerate(table.head(limit).iter_rows(named=True))
     ]
@@ -74,7 +87,9 @@ def render_findings(table: pl.DataFrame, rank_count: int, limit: int, views: Seq
     return f"{note}{html}{rest}"
 
 
-def _render_finding(row: Mapping[str, Any], bar_length: float, rank_count: int, view: str) -> str:
+def _render_finding(
+    row: Mapping[str, Any], bar_length: float, rank_count: int, view: str, sources: Mapping[str, SourceLines]
+) -> str:
     location = [f"{name} {row[name]}" for name in _LOCATION_COLUMNS if row[name] is not None]
     label = escape(f"Show on the timeline: {row['title']}")
     show = (
@@ -92,7 +107,8 @@ def _render_finding(row: Mapping[str, Any], bar_length: float, rank_count: int, 
         f'<rect class="bar" width="{max(1, 100 * bar_length):.1f}" height="5"/></svg></div>'
         f'<div><p class="what">{_escape_with_code(row["title"])}</p>'
         f"<p>{_escape_with_code(row['advice'])}</p>{parts_html}"
-        f'<p class="soft">{escape(" · ".join(facts))} · <code>{escape(row["pattern"])}</code> {show}</p></div></li>'
+        f'<p class="soft">{escape(" · ".join(facts))} · <code>{escape(row["pattern"])}</code> {show}</p>'
+        f"{render_source_lines(row['frame'], sources)}</div></li>"
     )
 
 

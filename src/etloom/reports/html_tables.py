@@ -15,7 +15,7 @@ from etloom.reports.kernel_labels import shorten_labels
 MAX_ROWS = 2000
 MAX_UNSCROLLED_ROWS = 40
 """Number of rows above which a table is higher than the box it scrolls in."""
-BREAKABLE_COLUMNS = frozenset({"name", "note", "example", "kernel"})
+BREAKABLE_COLUMNS = frozenset({"name", "note", "example", "kernel", "shapes"})
 """Columns of text that may break anywhere, so that the name of a kernel does not push the numbers out of view. Kernel
 names are shortened in them; the tooltip shows the full name, and the filter uses it."""
 

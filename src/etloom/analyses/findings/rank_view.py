@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from etloom.analyses.findings.finding import Finding
 
 _MODULE = r"^nn\.Module: (.*)$"
-_FRAME = r"^.*\(\d+\): "
-_LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
+FRAME = r"^.*\(\d+\): "
+LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
 SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/.*\(\d+\): (?:async_)?save$"
 """Matches frames of torch.save and of distributed checkpoints."""
@@ -635,7 +635,7 @@ class RankView:
         nests = {"operator": self._is_operator & ~self.match_events(PLUMBING)}
         if not python.any():
             return nests | dict.fromkeys(("module", "frame"), python)
-        is_user_frame = self.match_events(_FRAME) & ~self.match_events(_LIBRARY)
+        is_user_frame = self.match_events(FRAME) & ~self.match_events(LIBRARY)
         return nests | {
             "module": python & self.match_events(_MODULE),
             "frame": python & is_user_frame,

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from .source_lines import FRAMES
+
 try:
     from isal import igzip as _igzip
 except ImportError:
@@ -40,8 +42,10 @@ def pack_execution_trace(path: Path, unfinished_step: int | None) -> None:
         _compress(_rename_unfinished_step(_escape_names(_read_blocks(source)), unfinished_step), path)
 
 
-def pack_kineto(path: Path, unfinished_step: int | None) -> int:
+def pack_kineto(path: Path, unfinished_step: int | None, frames: set[bytes] | None = None) -> int:
     """Check that `kineto.json` is complete, compress it to `kineto.json.gz`, and return its number of operators.
+
+    ``frames`` receives the names of Python calls.
 
     Raises:
         OSError: The file is truncated.
@@ -53,6 +57,8 @@ def pack_kineto(path: Path, unfinished_step: int | None) -> int:
         nonlocal operators
         for block in blocks:
             operators += block.count(b'"cat": "cpu_op"')
+            if frames is not None:
+                frames.update(FRAMES.findall(block))
             yield block
 
     with path.open("rb") as source:

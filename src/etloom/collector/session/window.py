@@ -31,6 +31,7 @@ from . import fork_safety, model_facts, profilers, trace_packing
 from .profilers import NsysCapture
 from .rank_facts import collect_rank_facts, is_cuda_in_use
 from .schedule import StepTimer
+from .source_lines import read_source_lines
 from .work_waits import WorkWaits
 
 _MAX_ERROR_LENGTH = 300
@@ -259,8 +260,14 @@ class Window:
         unfinished_step = None if self._options.job_marks_steps else self._open_step
         if self._profile is not None:
             export_chrome_trace(self._profile, self._folder / "kineto.json")
-            operators = trace_packing.pack_kineto(self._folder / "kineto.json", unfinished_step)
+            # Ranks run the same code.
+            frames: set[bytes] | None = set() if self._options.source_lines and not self._rank[0] else None
+            operators = trace_packing.pack_kineto(self._folder / "kineto.json", unfinished_step, frames)
             self._facts.setdefault("operators", operators)
+            if frames:
+                self._facts["source_lines"] = read_source_lines(
+                    name.decode("utf-8", "replace") for name in frames
+                )
         uses_stock_observer = self._observer is not None and not self._is_native
         self._profile = self._observer = None
         if uses_stock_observer:

@@ -5,7 +5,9 @@ With a GPU, while it is idle in an annotated step; without, in each step at the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import BOTH, Finding, format_times, sum_places
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS
-from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.rank_view import FRAME, LIBRARY, RankView
 from etloom.core import categories
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import union
@@ -24,6 +26,17 @@ MIN_STEP_SHARE = 0.5
 
 MIN_INSIDE = 0.8
 """Share of a pause inside an annotation that is named with it."""
+
+_NAMED_PAUSES = 20
+"""The longest pauses, whose Python functions are looked up."""
+
+_RECORD_STACKS = (
+    "record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines"
+)
+_SHORTEN = (
+    "call gc.freeze() after the first steps, or gc.collect() between steps with gc.disable(); write files in a "
+    "thread"
+)
 
 SCOPE = "rank"
 NEEDS_OTHER_RANKS = True
@@ -42,7 +55,7 @@ def find(view: RankView) -> Iterator[Finding]:
     # Others wait for this rank for at least half of that time: it is a straggler, and reported as such.
     if 2 * view.delaying_ranks.total >= pauses["cost_ns"].sum() > 0:
         return
-    yield from sum_places(
+    findings = sum_places(
         view,
         pauses,
         lambda row: (
@@ -51,10 +64,11 @@ def find(view: RankView) -> Iterator[Finding]:
             "waiting, or a thread that is not recorded"
         ),
         confidence="low",
-        advice="record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines",
+        advice=_RECORD_STACKS,
         tracks=BOTH,
         by="name",
     )
+    yield from (_name_function(view, finding) for finding in findings)
 
 
 def _describe_annotation(view: RankView, row: dict[str, Any]) -> str:
@@ -74,7 +88,7 @@ def _describe_annotation(view: RankView, row: dict[str, Any]) -> str:
 
 def _find_idle_device(view: RankView) -> Iterator[Finding]:
     """Yield a finding on the device's idle time while the host runs neither operators nor runtime calls."""
-    yield from sum_places(
+    findings = sum_places(
         view,
         view.compute_once(list_device_pauses),
         lambda row: (
@@ -82,10 +96,45 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
             "host runs no operator for 1 ms or more: Python, garbage collection, files or waiting"
         ),
         confidence="medium",
-        advice="record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines; call "
-        "gc.freeze() after the first steps, or gc.collect() between steps with gc.disable(); write files in a thread",
+        advice=f"{_RECORD_STACKS}; {_SHORTEN}",
         tracks=BOTH,
         by="name",
+    )
+    yield from (_name_function(view, finding) for finding in findings)
+
+
+def _name_function(view: RankView, finding: Finding) -> Finding:
+    """Name the Python function in which most of a finding's longest pauses are, if stacks were recorded."""
+    calls = view.find_host_events("", categories.PYTHON_CATEGORIES)
+    if finding.event is not None:
+        place = view.find_host_events("").filter(id=finding.event).select("pid", "tid")
+        calls = calls.join(place, on=("pid", "tid"), maintain_order="left")
+    starts, ends, durations = (calls[name].to_numpy() for name in ("ts", "end", "dur"))
+    is_user_code = calls["name"].str.contains(FRAME) & ~calls["name"].str.contains(LIBRARY)
+    in_user_code = is_user_code.to_numpy()
+    lost = finding.lost
+    lengths = lost.ends - lost.starts
+    times: Counter[tuple[str, str]] = Counter()
+    for at in np.argsort(-lengths, kind="stable")[:_NAMED_PAUSES].tolist():
+        overlap = np.minimum(ends, lost.ends[at]) - np.maximum(starts, lost.starts[at])
+        around = np.flatnonzero(overlap >= MIN_INSIDE * lengths[at])
+        if around.size and in_user_code[around].any():
+            function, innermost = (
+                calls["name"][int(rows[np.argmin(durations[rows])])]
+                for rows in (around[in_user_code[around]], around)
+            )
+            times[function, innermost] += int(lengths[at])
+    if not times:
+        return finding
+    (function, innermost), time = times.most_common(1)[0]
+    inner = "" if innermost == function else f", which runs {innermost}"
+    share = f"{100 * time / lengths.sum():.0f} % of it in {function}{inner}"
+    return replace(
+        finding,
+        title=f"{finding.title.rpartition(': ')[0]}: {share}",
+        frame=function,
+        advice=f"shorten {function}, or run it in another thread; {_SHORTEN}",
+        confidence="medium" if 2 * time >= lengths.sum() else finding.confidence,
     )
 
 
