@@ -46,6 +46,19 @@ def name_operator(trace: Trace, event: int) -> str:
     return ""
 
 
+def measure_equal_calls(trace: Trace, event: int) -> tuple[int | None, int]:
+    """Return the median time in ns of all calls of an operator on the host with equal arguments, and their number."""
+    arguments = trace.arguments.select(pl.exclude("event"), id="event")
+    calls = trace.events.filter(pl.col("name") == pl.col("name").filter(pl.col("id") == event).first())
+    calls = calls.select("id", "dur").join(arguments, on="id", how="left")
+    keys = [name for name in arguments.columns if name != "id"]
+    equal = calls.join(
+        calls.filter(pl.col("id") == event).select(keys), on=keys, nulls_equal=True, how="semi"
+    )
+    median = equal["dur"].median()
+    return (round(median) if isinstance(median, float) else None), equal["dur"].count()
+
+
 def measure_recorded_time(trace: Trace, event: int) -> tuple[int | None, str]:
     """Return the time in ns of an operator call, and where it was measured: of its GPU activity, else of the host."""
     row = trace.events.filter(pl.col("id") == event).select("ts", "dur", "pid", "tid").row(0, named=True)
