@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,53 @@ KNOWN: list[tuple[str, tuple[Any, ...], tuple[Any, ...], int, int]] = [
     ("primus_turbo::grouped_gemm", (X, tensor(2, 8, 4), tensor(2, dtype=LONG)), (), 2 * 6 * 8 * 4, 96 + 128 + 16 + 48),
     ("vllm::gemm_with_dynamic_quant", (X, tensor(4, 8, dtype=FP8)), (), 2 * 6 * 8 * 4, 96 + 32 + 48),
     ("LigerSiLUMulFunction", (X, X), (), 5 * 48, 3 * 96),
+    ("LigerGELUMulFunction", (X, X), (), 5 * 48, 3 * 96),
+    ("LigerSiLUMulFunctionBackward", (X,), (), 10 * 48, 5 * 96),
+    ("LigerGELUMulFunctionBackward", (X,), (), 10 * 48, 5 * 96),
+    ("LigerDyTFunction", (X, tensor(1), W, W), (), 4 * 48, 2 * 96 + 2 + 2 * 16),
+    ("LigerRMSNormFunction", (X, W), (None, None, 1e-6, 0.0), 4 * 48, 2 * 96 + 16),
+    ("LigerRMSNormFunctionBackward", (X,), (), 8 * 48, 3 * 96),
+    ("LigerFusedAddRMSNormFunction", (X, X, W), (), 5 * 48, 4 * 96 + 16),
+    ("LigerLayerNormFunction", (X, W, W), (), 8 * 48, 2 * 96 + 2 * 16),
+    ("LigerLayerNormFunctionBackward", (X,), (), 11 * 48, 3 * 96),
+    ("LigerSoftmaxFunction", (X,), (), 5 * 48, 2 * 96),
+    ("LigerKLDivLossFunction", (X, X), (), 4 * 48, 2 * 96),
+    ("LigerRopeFunction", (tensor(2, 3, 5, 4), tensor(2, 1, 5, 4), *[tensor(1, 5, 4)] * 2), (), 3 * (120 + 40),
+     2 * 2 * (120 + 40) + 2 * 40),
+    ("LigerRopeFunctionBackward", (tensor(2, 3, 5, 4), tensor(2, 1, 5, 4)), (), 3 * (120 + 40), 2 * 2 * (120 + 40)),
+    ("LigerCrossEntropyFunction", (X, tensor(6, dtype=LONG)), (), 7 * 48, 2 * 96 + 48),
+    # TransformerEngine
+    ("_Linear", (tensor(4, 8), tensor(2, 3, 8), tensor(4)), (), 2 * 6 * 8 * 4, 64 + 96 + 8 + 48),
+    ("_LayerNormLinear", (X, W, W, tensor(4, 8), tensor(4)), (), 2 * 6 * 8 * 4, 96 + 32 + 64 + 8 + 48),
+    ("_LayerNormMLP", (X, W, W, tensor(20, 8), tensor(20), tensor(8, 10), tensor(8)), (),
+     2 * 6 * 8 * 20 + 2 * 6 * 10 * 8, 96 + 32 + 320 + 40 + 160 + 16 + 96),
+    *(  # forward (TN), gradient of the input (NN) and of the weight (NT): (6 x 8) by (8 x 4), of 8 bits
+        ("tex_ts::te_gemm_ts",
+         (a, tensor(1, dtype=FLOAT), tensor(1), None, None, b, tensor(1, dtype=FLOAT), tensor(1), None, None, d,
+          *[None] * 7, tensor(33554432, dtype=BYTE)), (), 2 * 6 * 8 * 4, a.numel + b.numel + 2 * d.numel)
+        for a, b, d in (
+            (tensor(4, 8, dtype=BYTE), tensor(6, 8, dtype=BYTE), tensor(6, 4)),
+            (tensor(4, 8, dtype=BYTE), tensor(6, 4, dtype=BYTE), tensor(6, 8)),
+            (tensor(6, 8, dtype=BYTE), tensor(6, 4, dtype=BYTE), tensor(4, 8)),
+        )
+    ),
+    ("_QuantizeFunc", (X,), (), 2 * 48, 96 + 48),
+    ("_ToFloat8Func", (X,), (), 2 * 48, 96 + 48),
+    ("FusedRoPEFunc", (tensor(5, 2, 3, 4), tensor(5, 1, 1, 4, dtype=FLOAT)), (), 3 * 120, 2 * 240 + 80),
+    ("FusedRoPEFuncBackward", (tensor(5, 2, 3, 4),), (), 3 * 120, 2 * 240),
+    ("CrossEntropyFunction", (tensor(2, 3, 8), tensor(2, 3, dtype=LONG)), (), 7 * 48, 2 * 96 + 48),
+    # Mamba: u and delta (2, 6, 5) = 60 elements, A (6, 4), B and C (2, 4, 5), D (6,)
+    ("SelectiveScanFn", (tensor(2, 6, 5), tensor(2, 6, 5), tensor(6, 4, dtype=FLOAT), *[tensor(2, 4, 5)] * 2,
+                         tensor(6, dtype=FLOAT)), (), 7 * 60 * 4, 2 * 120 + 96 + 2 * 80 + 24 + 120),
+    ("_C::selective_scan_fwd", (tensor(6, 5), tensor(6, 5), tensor(6, 4, dtype=FLOAT), *[tensor(1, 4, 5)] * 2, None,
+                                tensor(6, 5), None, None, *[None] * 3, tensor(99, 6, 4)), (), 7 * 30 * 4,
+     3 * 60 + 96 + 2 * 40 + 60),
+    ("DaoAILab::_causal_conv1d_fwd_cpp", (tensor(2, 6, 5), tensor(6, 4), tensor(6), None, None, tensor(2, 6, 5)), (),
+     2 * 60 * 4, 120 + 48 + 12 + 120),
+    ("CausalConv1dFn", (tensor(2, 6, 5), tensor(6, 4), tensor(6)), (), 2 * 60 * 4, 120 + 48 + 12 + 120),
+    ("_C::causal_conv1d_fwd", (tensor(6, 5), tensor(6, 4), tensor(6), tensor(99, 6, 3)), (), 2 * 30 * 4,
+     60 + 48 + 12 + 60),
+    ("_C::causal_conv1d_update", (tensor(2, 6), tensor(99, 6, 3), tensor(6, 4), None), (), 2 * 12 * 4, 24 + 48 + 24),
     ("aiter::topk_softmax", (tensor(6, 2, dtype=FLOAT), tensor(6, 2, dtype=INT), tensor(6, 2, dtype=INT),
                              tensor(6, 8, dtype=FLOAT)), (), 5 * 48, 48 * 3 + 192),
     ("aiter::moe_sum", (tensor(6, 2, 8), X), (), 96, 192 + 96),
@@ -112,6 +160,67 @@ def test_costs_by_hand(
     cost = compute_cost(Call(name, tensors, values))
     assert cost is not None
     assert (cost.flops, cost.bytes, cost.assumed) == (flops, bytes_, None)
+
+
+def count_chunked_scan(length: int, chunk: int, heads: int, size: int, groups: int, states: int) -> int:
+    """Count the products of Mamba-2's algorithm for one sequence, position by position."""
+    flops = 0
+    for position in range(length):
+        earlier = position % chunk + 1  # positions of the chunk up to this one
+        flops += groups * earlier * 2 * states  # C B^T
+        flops += heads * earlier * 2 * size  # times the sequence
+        flops += heads * 2 * 2 * size * states  # into the state, and out of the earlier one
+    return flops
+
+
+def test_a_chunked_scan_by_hand() -> None:
+    x, b = tensor(2, 7, 3, 4), tensor(2, 7, 1, 5)
+    call = Call("MambaChunkScanCombinedFn", (x, tensor(2, 7, 3), tensor(3), b, b), (*[None] * 5, 3))
+    cost = compute_cost(call)
+    assert cost is not None
+    assert cost.flops == 2 * count_chunked_scan(7, 3, heads=3, size=4, groups=1, states=5)
+    assert cost.bytes == 2 * (168 + 42 + 3 + 2 * 70 + 168)
+
+
+@pytest.mark.parametrize("projection", [None, (16, 12)])
+def test_the_block_of_mamba_2_by_hand(projection: tuple[int, int] | None) -> None:
+    """3 heads of 4 channels, 2 groups of 5 states, convolutions of 4 taps over 12 + 2 * 2 * 5 = 32 channels."""
+    x, weight = tensor(2, 7, 12 + 32 + 3), tensor(32, 4)
+    more = (None, None) if projection is None else (tensor(12), None, tensor(*projection))
+    tensors = (x, weight, tensor(32), tensor(3), tensor(3), tensor(3), *[None] * 5, *more)
+    values = (*[None] * 6, 3, *[None] * 4, *(None for _ in more), 4, 2, True)
+    cost = compute_cost(Call("MambaSplitConv1dScanCombinedFn", tensors, values))
+    assert cost is not None
+    flops = 2 * (2 * 7 * 32 * 4 + count_chunked_scan(7, 3, heads=3, size=4, groups=2, states=5))
+    out = 12 if projection is None else 16
+    assert cost.flops == flops + (0 if projection is None else 2 * 14 * 12 * 16)
+    given = sum(part.numel for part in tensors if part is not None)
+    assert cost.bytes == 2 * (given + 2 * 7 * out)
+
+
+@pytest.mark.parametrize("q", [tensor(2, 5, 3, 8), tensor(5, 2, 3, 8), tensor(10, 3, 8)])
+def test_attention_of_transformer_engine_has_the_lengths_of_its_arguments(q: Tensor) -> None:
+    """The layout (bshd, sbhd or thd) and the mask are texts, which are not recorded."""
+    k = replace(q, shape=(*(7 if size == 5 else 14 if size == 10 else size for size in q.shape),))
+    lengths = (None, tensor(3, dtype=INT), tensor(3, dtype=INT))
+    cost = compute_cost(Call("FusedAttnFunc", (None, None, *lengths, q, k, k), (True, 5, 7)))
+    assert cost is not None
+    assert cost.flops == 2 * 2 * 3 * (1 + 2 + 3 + 4 + 5) * 16
+    assert cost.bytes == 2 * (240 + 2 * 336 + 240) + 4 * 30
+    assert cost.assumed == "mask of attention: causal (not recorded)"
+    assert compute_cost(Call("FusedAttnFunc", (None, None, q, k, k), (True, 4, 7))) is None, (
+        "packed lengths differ"
+    )
+
+
+def test_functions_of_flash_attention_count_as_their_operators() -> None:
+    q, k = tensor(2, 4, 3, 8), tensor(2, 5, 3, 8)
+    flops = 2 * 2 * 3 * (2 + 3 + 4 + 5) * 16
+    cost = compute_cost(Call("FlashAttnFunc", (q, k, k), (None, None, None, 0.0, 1.0, True)))
+    assert cost is not None and cost.flops == flops
+    third = (q, k, k, *[None] * 21)
+    cost = compute_cost(Call("flash_attn_3::fwd", third, (*[None] * 24, True, -1, -1)))
+    assert cost is not None and cost.flops == flops
 
 
 @pytest.mark.parametrize("name", ["aiter::mha_fwd", "aiter::fmha_v3_fwd", "aiter::_flash_attn_forward"])

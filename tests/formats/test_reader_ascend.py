@@ -1,16 +1,20 @@
-"""Ascend's trace_view.json: kernels, calls and collectives by the names of processes and of tasks."""
+"""Ascend's trace_view.json, database and table of kernels: kernels, calls and collectives, links, counts and sums."""
 
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import etloom
+from etloom import formats
+from etloom.core.errors import ReadError
 from etloom.core.trace import Trace
-from support.ascend_traces import START, write_trace_view
+from support.ascend_traces import START, write_database, write_kernel_table, write_trace_view
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +95,114 @@ def test_sums_of_the_file_that_differ_are_stated(tmp_path: Path, trace: Trace) -
     assert stats["example"].to_list() == [
         "Computing: 130,000 ns in the file's own sums, 100,000 ns in its computation events"
     ]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_database(tmp_path_factory.mktemp("ascend") / "ascend_pytorch_profiler_0.db", repeat=3)
+
+
+@pytest.fixture(scope="module")
+def recording(database: Path) -> Trace:
+    return etloom.open(database, use_cache=False)[0]
+
+
+def test_counts_and_sums_of_a_database_equal_those_of_plain_sql(database: Path, recording: Trace) -> None:
+    """The joins here are SQL's, by the documentation of the tables; in the reader they are those of polars."""
+    kernels = """
+        select s.value, count(*), sum(t.endNs - t.startNs), min(t.startNs) from TASK t
+        join COMPUTE_TASK_INFO c on c.globalTaskId = t.globalTaskId join STRING_IDS s on s.id = c.name group by 1
+        union all
+        select s.value, count(*), sum(o.endNs - o.startNs), min(o.startNs) from COMMUNICATION_OP o
+        join STRING_IDS s on s.id = o.opName group by 1 order by 1"""
+    operators = """
+        select s.value, count(*), sum(a.endNs - a.startNs), min(a.startNs) from PYTORCH_API a
+        join STRING_IDS s on s.id = a.name join ENUM_API_TYPE e on e.id = a.type
+        where e.name = 'op' group by 1 order by 1"""
+    links = """
+        select distinct operator.value, kernel.value from PYTORCH_API a join STRING_IDS operator on operator.id = a.name
+        join CONNECTION_IDS i on i.id = a.connectionId join TASK t on t.connectionId = i.connectionId
+        join COMPUTE_TASK_INFO c on c.globalTaskId = t.globalTaskId join STRING_IDS kernel on kernel.id = c.name"""
+    names = recording.events.select("id", "ts", "dur", pl.col("name", "cat").cast(pl.String))
+    with closing(sqlite3.connect(database)) as connection:
+        for sql, category in ((kernels, "kernel"), (operators, "cpu_op")):
+            table = (
+                names.filter(pl.col("cat") == category)
+                .group_by("name")
+                .agg(pl.len(), pl.col("dur").sum(), pl.col("ts").min())
+            )
+            assert table.sort("name").rows() == connection.execute(sql).fetchall()
+        expected = set(connection.execute(links))
+    joined = recording.launches.join(names.select(device_event="id", kernel="name"), on="device_event")
+    joined = joined.join(names.select(operator="id", name="name"), on="operator")
+    assert set(joined.select("name", "kernel").iter_rows()) >= expected
+
+
+def test_a_database_states_shapes_threads_steps_and_devices(recording: Trace) -> None:
+    events = recording.events.with_columns(pl.col("name", "cat").cast(pl.String))
+    operator = events.filter(pl.col("name") == "aten::mm").row(0, named=True)
+    assert (operator["pid"], operator["tid"], operator["seq_id"]) == (10, 11, 3)
+    shapes = recording.arguments.select("event", pl.col("dims", "types").cast(pl.String)).filter(
+        event=operator["id"]
+    )
+    assert shapes.rows() == [(operator["id"], "[[2, 3], [3, 4]]", '["float", "float"]')]
+    assert set(events.filter(pl.col("cat") == "user_annotation")["name"]) == {
+        "forward", "ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6",
+    }  # fmt: skip
+    assert recording.meta["device_properties"] == [{"id": 2, "name": "Ascend910B4"}]
+    assert (recording.meta["rank"], recording.meta["host"]) == (0, "host0")
+    assert set(events.filter(pl.col("cat") == "kernel")["device"]) == {2}
+    copies = recording.kernels.join(events, left_on="event", right_on="id").filter(
+        pl.col("cat") == "gpu_memcpy"
+    )
+    assert copies["bytes"].to_list() == [4096] * 3
+    counts = dict(recording.stats.select("name", "count").iter_rows())
+    assert (counts["read.ascend_not_read"], counts["read.ascend_tasks"]) == (1, 3)
+    row = etloom.analyze(etloom.Job({0: recording}), "collectives").row(0, named=True)
+    assert (row["collective"], row["group"], row["bytes"], row["duration_ns"]) == (
+        "all_reduce",
+        "503",
+        4096,
+        70_000,
+    )
+    assert etloom.analyze(recording, "steps")["step"].to_list() == [4, 5, 6]
+
+
+def test_databases_of_two_ranks_are_a_job(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_database(tmp_path / f"ascend_pytorch_profiler_{rank}.db", rank)
+    assert etloom.open(tmp_path, use_cache=False).ranks == [0, 1]
+
+
+def test_a_database_with_much_before_its_schema_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "msprof_1.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("create table notes (text)")
+        connection.executemany("insert into notes values (?)", [("x" * 3000,)] * 100)
+        for number in range(30):
+            connection.execute(
+                f"create table other_{number} (a, b, c, {', '.join(f'long_name_{i}' for i in range(20))})"
+            )
+    write_database(path)
+    assert b"CANN_API" not in path.read_bytes()[: 1 << 16]
+    assert formats.detect_format(path) == "ascend"
+
+
+def test_tables_of_kernels_are_read_to_the_ns(tmp_path: Path) -> None:
+    path = write_kernel_table(tmp_path / "kernel_details.csv")
+    trace = etloom.open(path, use_cache=False)[0]
+    rows = trace.events.select(pl.col("name", "cat").cast(pl.String), "ts", "dur", "device", "stream").rows()
+    assert rows == [
+        ("MatMulV2", "kernel", START * 1000 + 40_125, 100_500, 2, 3),
+        ("Cast", "kernel", START * 1000 + 140_750, 30_000, 2, 3),
+        ("hcom_allReduce__503_0_1", "kernel", START * 1000 + 160_000, 70_000, 2, 4),
+    ]
+    table = etloom.analyze(trace, "kernel-breakdown")
+    assert dict(table.select("name", "kind").iter_rows())["hcom_allReduce__503_0_1"] == "communication"
+
+
+def test_a_database_without_events_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        connection.execute("create table TASK (startNs integer)")
+    with pytest.raises(ReadError, match="has no event that can be read"):
+        formats.read(tmp_path / "a.db")

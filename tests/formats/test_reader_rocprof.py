@@ -241,6 +241,14 @@ OTHERS = {
         b'"Domain","Function","Correlation_Id","Start_Timestamp","End_Timestamp"\n', "rocprofv3", "_kernel_trace.csv",
     ),
     "7_kernel_stats.csv": (b'"Name","Calls","TotalDurationNs"\n', "rocprofv3", "--output-format rocpd"),
+    "op_statistic.csv": (b"Device_id,OP Type,Core Type,Count,Total Time(us)\n", "Ascend", "trace_view.json"),
+    "sum.csv": (b"Time (%),Total Time (ns),Instances,Avg (ns),Name\n", "Nsight Systems", "nsys export"),
+    "r.vtune": (b"<project/>", "VTune", "unitrace"),
+    "a.bin": (b"memray\0\1", "memray", "_record_memory_history"),
+    "s.json": (b'{"$schema": "https://www.speedscope.app/file-format-schema.json"}', "speedscope", "torch.profiler"),
+    "events.out.tfevents.1": (bytes(21) + b"brain.Event:2", "TensorBoard", "xplane.pb"),
+    "layers.json": (b'[{"count": 9}, {"name": "conv", "averageMs": 1.5}]', "TensorRT", "nsys profile"),
+    "module.txt": (b"HloModule jit_f, is_scheduled=true", "XLA", "jax.profiler"),
     "results.csv": (b"Index,KernelName,gpu-id,queue-id,BeginNs,EndNs\n", "rocprof", "rocprofv3"),
 }  # fmt: skip
 
@@ -260,7 +268,7 @@ def test_files_that_are_not_read_name_their_tool_and_the_export(name: str, tmp_p
     ("tables", "tool", "export"),
     [
         (["StringTable", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"], "nvprof", "nsys profile"),
-        (["STRING_IDS", "CANN_API", "TASK"], "Ascend", "trace_view.json"),
+        (["StepTraceTime"], "msprof-analyze", "kernel_details.csv"),
         (["notes"], "no table of an Nsight export", "recording of a profiler"),
     ],
 )

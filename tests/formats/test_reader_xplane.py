@@ -54,7 +54,8 @@ def test_operations_have_the_time_of_their_kernels(data: Path) -> None:
     table = etloom.analyze(job[0], "xla-ops", top=1000)
     assert table["total_ns"].sum() == SAMPLES["jax_te_attention"][2]
     gemm = table.row(by_predicate=pl.col("operation") == "gemm_fusion_dot", named=True)
-    assert (gemm["program"], gemm["count"], gemm["flops"]) == ("jit_loss_fn", 5, None)
+    # Five products of (4096, 2048) and (2048, 6144) in bfloat16, from the program in the file.
+    assert (gemm["program"], gemm["count"], gemm["flops"]) == ("jit_loss_fn", 5, 5 * 2 * 4096 * 2048 * 6144)
     assert gemm["framework_op"] == "jit(loss_fn)/jvp(bsd,de->bse)/dot_general"
 
 

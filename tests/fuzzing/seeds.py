@@ -20,7 +20,7 @@ import polars as pl
 
 import etloom
 from support import observer_files, perfetto_packets, rocm_recordings, small_traces
-from support.ascend_traces import write_trace_view
+from support.ascend_traces import write_database, write_kernel_table, write_trace_view
 from support.nccl_profiles import inspector_line, write_lines, write_profile
 from support.paths import ROOT
 from support.ras_reports import Communicator, Member, make_world, write_json, write_text
@@ -321,6 +321,14 @@ def _write_ascend(folder: Path) -> None:
     write_trace_view(folder)
 
 
+def _write_ascend_database(folder: Path) -> None:
+    write_database(folder / "ascend_pytorch_profiler_0.db")
+
+
+def _write_ascend_kernels(folder: Path) -> None:
+    write_kernel_table(folder / "kernel_details.csv")
+
+
 def _write_nsys_tables(folder: Path) -> None:
     """The export of Nsight Systems as a folder of Parquet files."""
     source, tables = folder / "run.sqlite", folder / "run_pqtdir"
@@ -481,6 +489,8 @@ SEEDS: dict[str, Seed] = {
     "stored-run": Seed(_write_stored, ("run=job/**/*.json", "run=job/**/*.parquet"), root="run=job"),
     "nsys-tables": Seed(_write_nsys_tables, ("run_pqtdir/*.parquet",)),
     "ascend": Seed(_write_ascend, ("trace_view.json",)),
+    "ascend-database": Seed(_write_ascend_database, ("ascend_pytorch_profiler_0.db",)),
+    "ascend-kernels": Seed(_write_ascend_kernels, ("kernel_details.csv",)),
     "memory-snapshot": Seed(_write_memory_snapshot, ("rank0_snapshot.pickle", "rank1_snapshot.json")),
     "observer": Seed(_write_observer, ("observer_0.etob",)),
     "nccl-profiler": Seed(_write_nccl_profiles, ("nccl-12276093370021447385-0.json",)),

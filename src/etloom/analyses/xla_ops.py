@@ -3,8 +3,8 @@
 One row per operation (hlo_op) of a program (hlo_module) and its category. count and total_ns are of the kernels, copies
 and TPU operations that it ran as; self time, since operations that contain others (while, conditional) are left out.
 framework_op: the operation of JAX or TensorFlow that it came from; source: its line, if the profile states it.
-flops and bytes are what XLA estimated for one run of the operation, times count; null where the profile has none (GPU
-profiles have none). tflops_per_s and gb_per_s are relative to total_ns.
+flops and bytes are what XLA estimated for one run of the operation, times its runs; of a GPU, they are estimated from
+the programs in the file. Null where the profile has none. tflops_per_s and gb_per_s are relative to total_ns.
 
 Units: ns, percent (of total_ns of all rows), FLOP, bytes, TFLOP/s, GB/s. Definition: as xprof's hlo_op_profile.
 """

@@ -19,7 +19,7 @@ from etloom.core.urls import clean_url
 if TYPE_CHECKING:
     from etloom.collector import CollectResult, GatherResult
     from etloom.core.trace import Job, Trace
-    from etloom.exports.chakra_lint import LintResult as LintResult
+    from etloom.exports.chakra_lint.lint_codes import LintResult as LintResult
     from etloom.formats.io.salvage import SalvagedFile
     from etloom.loading.file_reading import Progress
 
@@ -139,16 +139,16 @@ def _choose_format(source: Path, target: Path, reader: str | None) -> str:
 
 @verb
 def lint(*paths: StrPath, groups: StrPath | None = None) -> LintResult:
-    """Check Chakra traces for problems that keep a simulator from running them or make its results wrong.
+    """Check Chakra or Kineto traces for problems that keep a simulator from running them or make results wrong.
 
     Args:
-        paths: files NAME.RANK.et of a job, or a folder with them.
+        paths: files NAME.RANK.et of a job, or files of Kineto; or a folder with them.
         groups: file with the ranks of the process groups; default: NAME.comm_groups.json next to the files.
 
     Returns:
         The findings: ``.table`` has one row per rank and kind of problem, ``.has_errors`` says if there are errors,
-        ``.verdict`` predicts whether ASTRA-sim finishes, hangs or aborts, ``.simulated_ns`` and ``.recorded_ns`` are
-        the time of its replay and that of the recording.
+        ``.verdict`` predicts whether ASTRA-sim finishes, hangs or aborts (None: not a Chakra trace),
+        ``.simulated_ns`` and ``.recorded_ns`` are the time of its replay and that of the recording.
 
     Raises:
         ReadError: there are no such files, or they cannot be read.
@@ -158,8 +158,10 @@ def lint(*paths: StrPath, groups: StrPath | None = None) -> LintResult:
         >>> etloom.lint("sim/").has_errors
         False
     """
-    from etloom.exports import chakra_lint
+    from etloom.exports import chakra_lint, kineto_lint
 
+    if files := kineto_lint.find_files(map(Path, paths)):
+        return kineto_lint.lint_files(files)
     return chakra_lint.lint(*paths, groups=groups)
 
 

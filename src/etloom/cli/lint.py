@@ -1,4 +1,4 @@
-"""etloom lint: checks Chakra files for problems before a simulator uses them."""
+"""etloom lint: checks Chakra files for problems before a simulator uses them, and Kineto files before analyses do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def lint(
     *,
     paths: Annotated[
-        tuple[Path, ...], "Files NAME.RANK.et of a job, or a folder with them.", Positional("PATH...")
+        tuple[Path, ...],
+        "Files NAME.RANK.et of a job, or files of Kineto; or a folder with them.",
+        Positional("PATH..."),
     ],
     groups: Annotated[
         Path | None,
@@ -31,16 +33,17 @@ def lint(
 ) -> None:
     """Check Chakra traces for problems that keep a simulator such as ASTRA-sim from running them or make results wrong.
 
-    Finds dependencies on missing nodes or in cycles, duplicate ids, missing attributes, groups and messages on which
-    ranks disagree; explains each and how to fix it. Runs all ranks together by ASTRA-sim's rules, predicts if it
-    finishes, hangs or aborts, and prints the time of its replay next to the recorded one, and that on a network without
-    delay. The exit status is 1 if there are errors.
+    Of Chakra: finds dependencies on missing nodes or in cycles, duplicate ids, missing attributes, groups and messages
+    on which ranks disagree; explains each and how to fix it. Runs all ranks together by ASTRA-sim's rules, predicts if
+    it finishes, hangs or aborts, and prints the time of its replay next to the recorded one, and that on a network
+    without delay. Of Kineto: the rules of PyTorch's own validator. The exit status is 1 if there are errors.
 
     Examples:
 
     \b
       etloom export run/ --out sim/job.et && etloom lint sim/
       etloom lint job.0.et --format json
+      etloom lint trace.pt.trace.json.gz
     """
     import etloom
     from etloom.cli.output import write_text
@@ -52,7 +55,7 @@ def lint(
     else:
         count = len(result.files)
         texts = [_format_problem(row) for row in rows] or [f"no problems in {count_noun(count, 'file')}"]
-        texts.append(_format_verdict(result))
+        texts += [_format_verdict(result)] if result.verdict else []
         write_text(
             "\n".join(make_printable(line) for text in texts for line in text.split("\n")) + "\n", None
         )
@@ -76,14 +79,15 @@ def _format_json(result: LintResult, rows: list[dict[str, Any]]) -> str:
 def _format_verdict(result: LintResult) -> str:
     ranks = f"all {len(result.files)} ranks" if len(result.files) > 1 else "the rank"
     recorded = "" if result.recorded_ns is None else f", recorded {result.recorded_ns / 1e6:,.3f} ms"
-    time = f"takes {result.simulated_ns / 1e6:,.3f} ms{recorded}"
+    time = f"takes {(result.simulated_ns or 0) / 1e6:,.3f} ms{recorded}"
     if result.verdict == "finish":
-        ideal = f"on a network without delay {result.ideal_ns / 1e6:,.3f} ms"
+        ideal = f"on a network without delay {(result.ideal_ns or 0) / 1e6:,.3f} ms"
         return f"ASTRA-sim finishes on {ranks}; its replay {time}; {ideal}"
     stops = {"hang": "hangs", "abort": "aborts", "finish": time}
+    verdict, replay = result.verdict or "", result.replay_verdict or ""
     return (
-        f"ASTRA-sim {stops[result.verdict]} when it simulates the network; "
-        f"replay-only, without a network, it {stops[result.replay_verdict]}"
+        f"ASTRA-sim {stops[verdict]} when it simulates the network; "
+        f"replay-only, without a network, it {stops[replay]}"
     )
 
 

@@ -36,7 +36,23 @@ _KEYS = {
     "communication": {"pattern", "computes"},
     "costs": {
         *("pattern", "family", "model", "read", "write", "update", "result", "flops", "elements"),
-        *("a", "b", "out", "sizes", "hidden", "up", "down", "routing", "router", "q", "k", "v", "wraps"),
+        *(
+            "a",
+            "b",
+            "out",
+            "sizes",
+            "then",
+            "whole",
+            "hidden",
+            "up",
+            "down",
+            "routing",
+            "router",
+            "q",
+            "k",
+            "v",
+            "wraps",
+        ),
     },
 }
 _MODELS = {

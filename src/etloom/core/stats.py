@@ -712,6 +712,11 @@ DECLARED_STATS = (
         "commas that NCCL 2.28.9 leaves out in the JSON of its RAS when a rank is missing; added",
     ),
     DeclaredStat(
+        "read.ascend_not_read",
+        "info",
+        "rows of an Ascend database that have no table here: hardware metrics, memory, call stacks",
+    ),
+    DeclaredStat(
         "read.ascend_tasks",
         "info",
         "tasks of an NPU that wait or notify; events of the category npu_task, which no sum includes",

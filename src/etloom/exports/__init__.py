@@ -1,2 +1,2 @@
-HELPERS = frozenset({"chakra_lint", "store"})
+HELPERS = frozenset({"chakra_lint", "kineto_lint", "store"})
 """Modules of this package that are not plugins."""

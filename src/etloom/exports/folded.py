@@ -47,7 +47,7 @@ def write(
     lines = [
         line
         for rank, rank_trace in traces.items()
-        for line in _format_stacks(rank_trace, f"rank {rank};" if len(traces) > 1 else "", time, joined)
+        for line in format_stacks(rank_trace, f"rank {rank};" if len(traces) > 1 else "", time, joined)
     ]
     if not lines:
         raise EtloomError(
@@ -59,7 +59,7 @@ def write(
         file.writelines(lines)
 
 
-def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
+def format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
     """Yield a line per call that has exclusive time: ``prefix``, thread, callers, function name, and the time in ns."""
     check_linked(trace)
     tree = build_call_tree(trace, joined=joined, kernels=time == "device")

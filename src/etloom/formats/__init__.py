@@ -38,8 +38,8 @@ _ESCAPE = re.compile(rb"\\(?:u00([2-7][0-9a-fA-F])|(/))")
 """Escapes of letters in JSON: the keys of a format may be written with them."""
 _HTML = (b"<!doctype html", b"<html")
 _SAMPLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
-_SEARCHED = {"execution-trace": "etplus", "nsys": "rocprof"}
-"""A reader -> the reader of files that begin alike, which searches the whole file (`is_in`)."""
+_SEARCHED = {"execution-trace": ("etplus",), "nsys": ("rocprof", "ascend")}
+"""A reader -> the readers of files that begin alike, which search the whole file (`is_in`)."""
 _COMMON_FORMATS = ("kineto", "execution-trace")
 FOLDER_FORMATS = ("parquet", "nsys", "rocprof")
 """The readers here that have a `sniff_folder`: to look for it in the others would import all of them."""
@@ -107,7 +107,8 @@ def detect_format(path: Path, likely: str = "") -> str | None:
 
     A file is recognized by its first 64 KiB, decompressed (of Parquet also by its last 64 KiB); a folder by
     the optional `sniff_folder` of a reader. An execution trace is searched as a whole for the times of an ET+, which
-    begin late where operators before the profiler's window come first, and a database for the tables of rocprofv3.
+    begin late where operators before the profiler's window come first, and a database for tables of rocprofv3 and of
+    Ascend.
 
     Args:
         path: The file or folder.
@@ -133,10 +134,8 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     heads = dict.fromkeys((head, _ESCAPE.sub(lambda match: match[2] or bytes([int(match[1], 16)]), head)))
     matching = (name for text in heads for name in names if registry.get("readers", name).sniff(text))
     reader = next(matching, None)
-    if len(head) == _HEAD_BYTES and reader in _SEARCHED:
-        other = _SEARCHED[reader]
-        return other if registry.get("readers", other).is_in(path) else reader
-    return reader
+    others = _SEARCHED.get(reader, ()) if reader and len(head) == _HEAD_BYTES else ()
+    return next((other for other in others if registry.get("readers", other).is_in(path)), reader)
 
 
 def is_compressed(path: Path) -> bool:

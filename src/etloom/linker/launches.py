@@ -346,7 +346,7 @@ def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarr
     if known.any() and agreed[known].mean() < _MIN_AGREEMENT:
         return none
     correlations = arrays.to_array(events["correlation"], 0)
-    if not known.any() and (correlations[work] == activity_ids).any():
+    if not known.any() and ((correlations[work] == activity_ids) & (activity_ids > 0)).any():
         return none
     return look_up(activity_ids)
 

@@ -17,6 +17,7 @@ _RANK_NAME_PATTERNS = tuple(
         r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
         r"^\w+\.(\d+)\.et(?:\.gz)?$",
         r"^nccl_trace_rank_.+_(\d+)$",
+        r"^ascend_pytorch_profiler_(\d+)\.db$",
         # Chakra's collection scripts: host.3.json, device.3.json, linked.3.json, chakra_host_et.3.json.gz
         r"(?:^|[._-])(?:host|device|linked|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
     )

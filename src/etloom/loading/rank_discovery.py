@@ -50,6 +50,7 @@ _FORMAT_SIDES = {
     "kineto": "device",
     "nsys": "device",
     "rocprof": "device",
+    "ascend": "device",
     "memory-snapshot": "memory",
 }
 """Formats of which a rank has one host and one device trace, and a memory snapshot; any other is read alone."""

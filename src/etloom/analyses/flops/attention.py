@@ -7,6 +7,7 @@ as is customary. With fewer key than query heads (GQA), each query head still us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -154,6 +155,28 @@ def _backward(signature: Signature, call: Call) -> Cost:
     )
 
 
+def _transformer_engine(call: Call) -> Cost:
+    """Return the cost of TransformerEngine's fused attention, whose mask and layout are texts, which are not recorded.
+
+    Its second and third arguments are the lengths of sequences; q, k and v are the first tensors with heads.
+    """
+    q, k, v = [tensor for tensor in call.every() if len(tensor.shape) > 2][:3]
+    queries, keys = call.ints(1, 1)[0], call.ints(2, 1)[0]
+    heads, size = q.shape[-2:]
+    batch, rest = divmod(q.numel, queries * heads * size)
+    if rest or k.numel != batch * keys * math.prod(k.shape[-2:]):
+        raise NotRecorded
+    shapes = Shapes(batch * heads, count_pairs(queries, keys, "top_left"), size, v.shape[-1])
+    out = Tensor((*q.shape[:-1], v.shape[-1]), v.dtype)
+    return Cost(
+        shapes.forward,
+        add_or_none(count_bytes(q, k, v), count_bytes(out, Tensor(q.shape[:-1], "float"))),
+        dtype=q.dtype,
+        assumed=ASSUMED_MASK,
+    )
+
+
+ASSUMED_MASK = "mask of attention: causal (not recorded)"
 _SDPA = "aten::_scaled_dot_product_"
 _FORWARD = {
     f"{_SDPA}flash_attention": Signature(0, _causal(4, "top_left"), True),
@@ -177,6 +200,7 @@ _FORWARD = {
     "flash_attn::_flash_attn_varlen_forward": Signature(
         0, _causal(9, "bottom_right"), False, (3, 4, 5, 6), window=10
     ),
+    "flash_attn_3::fwd": Signature(0, _causal(24, "bottom_right"), False, (7, 8, 12, 13), window=25),
 }
 _BACKWARD = {
     f"{_SDPA}flash_attention_backward": Signature(1, _causal(11, "top_left"), True),
@@ -194,7 +218,13 @@ _BACKWARD = {
 }
 
 FORMULAS: dict[str, Formula] = {
+    "FusedAttnFunc": _transformer_engine,
     **{name: partial(_forward, signature) for name, signature in _FORWARD.items()},
     **{name: partial(_backward, signature) for name, signature in _BACKWARD.items()},
 }
+COMPOSITE: dict[str, Formula] = {
+    "FlashAttnFunc": partial(_forward, Signature(0, _causal(5, "bottom_right"), False)),
+    "FlashAttnVarlenFunc": partial(_forward, Signature(0, _causal(9, "bottom_right"), False, (3, 4, 5, 6))),
+}
+"""Functions that usually call one of the above; their windows are not recorded."""
 SIGNATURES = {**_FORWARD, **_BACKWARD}

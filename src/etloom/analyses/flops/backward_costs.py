@@ -53,12 +53,13 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
         units.join(derived, on="unit", how="left", maintain_order="left")
         .with_columns(
             dtype=pl.when(pl.col("derived_flops").is_not_null()).then("derived_dtype").otherwise("dtype"),
+            assumed=pl.coalesce("assumed", "derived_assumed"),
             flops=pl.coalesce("flops", "derived_flops"),
             model_flops=pl.coalesce("model_flops", "derived_model_flops"),
         )
         .drop(
             *("unit", "backward_row", "forward_row", "type"),
-            *("derived_flops", "derived_model_flops", "derived_dtype"),
+            *("derived_flops", "derived_model_flops", "derived_dtype", "derived_assumed"),
         )
     )
 
@@ -95,19 +96,20 @@ def _join_forward_costs(units: pl.DataFrame) -> pl.DataFrame:
     """Return the backward operators without FLOPs, joined with the cost of their forward operator if that is a single
     product.
 
-    Columns added: forward_flops, forward_dtype, equal_head_sizes, observed_products (in the backward operator, in units
-    of the forward cost) and is_only_unit (of the backward operator).
+    Columns added: forward_flops, forward_dtype, forward_assumed, equal_head_sizes, observed_products (in the backward
+    operator, in units of the forward cost) and is_only_unit (of the backward operator).
     """
     forward_costs = (
         units.filter(pl.col("backward_row") < 0)
         .group_by("forward_row")
-        .agg(pl.len().alias("forward_products"), pl.col("type", "flops", "dtype", "dims").first())
+        .agg(pl.len().alias("forward_products"), pl.col("type", "flops", "dtype", "dims", "assumed").first())
         .filter(pl.col("forward_products") == 1, pl.col("flops") > 0)
         .select(
             "forward_row",
             "type",
             forward_flops="flops",
             forward_dtype="dtype",
+            forward_assumed="assumed",
             equal_head_sizes=pl.col("dims").map_elements(_have_equal_head_sizes, pl.Boolean),
         )
     )
@@ -128,7 +130,7 @@ def _derive_costs(units: pl.DataFrame) -> pl.DataFrame:
     """Derive the FLOPs and dtype of backward operators from the costs of their forward operators; omit those without a
     rule.
 
-    Columns: unit, derived_flops, derived_model_flops, derived_dtype.
+    Columns: unit, derived_flops, derived_model_flops, derived_dtype, derived_assumed.
     """
     kind, only, forward_flops = pl.col("type"), pl.col("is_only_unit"), pl.col("forward_flops")
     is_gemm = (kind == "gemm") & (pl.col("products") > 0) & (pl.col("observed_products") <= _MAX_PRODUCTS)
@@ -150,13 +152,11 @@ def _derive_costs(units: pl.DataFrame) -> pl.DataFrame:
         derive(forward_flops * 5 // 2).alias("derived_flops"),
         derive(forward_flops * 2).alias("derived_model_flops"),
         derived_dtype="forward_dtype",
+        derived_assumed="forward_assumed",
     ).drop_nulls("derived_flops")
 
 
 def _have_equal_head_sizes(dims: str) -> bool:
-    """Return whether queries, keys and values, the first three shapes in ``dims``, have the same head size."""
-    shapes = json.loads(dims)[:3]
-    return (
-        len(shapes) == 3
-        and len({shape[-1] if isinstance(shape, list) and shape else None for shape in shapes}) == 1
-    )
+    """Return whether queries, keys and values, the first three shapes with heads in ``dims``, have one head size."""
+    shapes = [shape for shape in json.loads(dims) if isinstance(shape, list) and len(shape) > 2][:3]
+    return len(shapes) == 3 and len({shape[-1] for shape in shapes}) == 1

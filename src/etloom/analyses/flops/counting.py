@@ -18,6 +18,7 @@ from etloom.analyses.flops.backward_costs import derive_backward_costs
 from etloom.analyses.flops.call_context import find_context
 from etloom.analyses.flops.call_costs import add_costs, compute_node_costs
 from etloom.analyses.flops.formulas import FAMILIES, find_entry, infer_kernel_family
+from etloom.analyses.flops.xla_costs import add_operation_costs, find_runs, has_operations
 from etloom.analyses.helpers import require_linked
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.analyses.recompute import find_recomputed
@@ -47,12 +48,12 @@ def count_calls(trace: Trace) -> pl.DataFrame:
     operator.
 
     Returns:
-        row (of the operator in events, -1 if unknown), replay (id of the launch of a captured operator, else -1), name,
-        family, step, known (has a cost), flops, bytes, assumed (what the cost assumes),
-        model_flops (0 if activation checkpointing recomputed it), dtype, tf32 (float arithmetic in TF32, by kernel
-        names), bus (it copied from or to the host, or another device), kernels, time_ns (time in which its GPU activity
-        ran; basis host: its duration, or self time without a cost), basis, dims, types. Communication is excluded. For
-        an execution trace alone: its counted operators, without times (basis none).
+        row (of the operator in events, -1 if unknown), replay (id of the launch of a captured operator, or of the first
+        kernel of an XLA operation; else -1), name, family, step, known (has a cost), flops, bytes, assumed (what the
+        cost assumes), model_flops (0 if activation checkpointing recomputed it), dtype, tf32 (float arithmetic in TF32,
+        by kernel names), bus (it copied from or to the host, or another device), kernels, time_ns (time in which its
+        GPU activity ran; basis host: its duration, or self time without a cost), basis, dims, types. Communication is
+        excluded. For an execution trace alone: its counted operators, without times (basis none).
 
     Raises:
         AnalysisError: No shapes were recorded.
@@ -78,7 +79,7 @@ def count_calls(trace: Trace) -> pl.DataFrame:
         pl.Series("costed", costed), pl.Series("recomputed", costed & recomputed[rows])
     )
     units = units.with_columns(find_context(trace, units, parent))
-    units = _check_costs(trace, add_costs(trace, units))
+    units = _check_costs(trace, add_operation_costs(trace, add_costs(trace, units)))
     units = derive_backward_costs(trace, units, parent).drop("products", "gradients")
     return units.with_columns(
         known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null(),
@@ -144,7 +145,8 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
 
     Returns:
         id, kind, name, step, ts, dur, end, row (of the call in events, else of the launching operator, -1 if unknown),
-        replay (id of the launch of a device graph whose captured operator that is, else -1),
+        replay (id of the launch of a device graph whose captured operator that is, or of the first kernel of an XLA
+        operation; else -1),
         kernel_family, tf32, bus, product (the kernel is a whole product, if its family is gemm), gradient (of a
         convolution: "input", "weight", "" for a computing kernel of unknown gradient, null for others).
 
@@ -162,10 +164,14 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
     around = rows_of_ids(trace.events, work["operator"])
     owner = nesting.find_nearest_ancestor(parent, counted, around)
     captured = categories.mask_events(trace.events, (categories.CAPTURED_OPERATOR,))
-    replay = np.where((around >= 0) & captured[around], arrays.to_array(work["launch"], -1), -1)
-    return work.drop("operator", "launch").with_columns(
-        pl.Series("row", np.where(owner >= 0, owner, around)), pl.Series("replay", replay)
-    )
+    launch = arrays.to_array(work["launch"], 0).astype(np.int64)
+    replay = np.where((around >= 0) & captured[around], launch, -1)
+    row = np.where(owner >= 0, owner, around)
+    if has_operations(trace):
+        runs = find_runs(trace, work)
+        is_operation = (runs >= 0) & (owner < 0)
+        row, replay = np.where(is_operation, -1, row), np.where(is_operation, runs, replay)
+    return work.drop("operator", "launch").with_columns(pl.Series("row", row), pl.Series("replay", replay))
 
 
 @lru_cache(maxsize=64)
@@ -258,14 +264,16 @@ def _above(parent: Rows, rows: Rows) -> Rows:
 
 
 def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
-    """Sum kernels by operator call: return one row per call, and one per kernel whose call is unknown.
+    """Sum kernels by operator call (or run of an XLA operation): return one row per call, and one per kernel whose call
+    is unknown.
 
     Returns:
         row, replay, step, kernel_family (of the longest kernel), kernels, time_ns, tf32, bus, products (number of
         kernels that are matrix products), gradients (of a convolution; 0 if the kernel names do not show it), basis.
     """
     # Without known operator, each kernel is a unit of its own.
-    kernel_id = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise("replay")
+    is_alone = (pl.col("row") < 0) & (pl.col("replay") < 0)
+    kernel_id = pl.when(is_alone).then(pl.col("id").cast(pl.Int64)).otherwise("replay")
     work = work.with_columns(kernel=kernel_id).sort("row", "kernel", "ts")
     row, kernel_ids = work["row"].to_numpy(), work["kernel"].to_numpy()
     start, end = work["ts"].to_numpy(), work["end"].to_numpy()

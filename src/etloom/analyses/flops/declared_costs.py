@@ -9,7 +9,9 @@ arguments  memory-bound: each tensor in ``write`` is written, in ``update`` read
            ``flops``: operations per element of ``elements`` (default: the first tensor that is written).
 product    ``a`` (.., k) times the matrix ``b``, in either layout, also of packed numbers, or one of several of the
            same size (a batch, groups of rows). The columns are those of ``out``; with ``sizes`` (any number) the call
-           states rows, columns and k one after the other; else as in b.
+           states rows, columns and k one after the other; else as in b. ``then``: a matrix by which the result is
+           multiplied next. ``read``: the tensors that are read, by default all. ``whole`` (any number): bytes hold one
+           number each.
 experts    a mixture of experts: each row of ``hidden`` runs through as many experts as ``routing`` has columns; the
            weights are ``up`` and ``down`` (experts, rows, columns). Without weights (``router``: one column per expert)
            the intermediate size is assumed to be the hidden one, and the number of experts a token comes from the
@@ -65,12 +67,28 @@ BUILT_IN = (
          "elementwise", "arguments", write="0", flops="4"),
     _row("_C::silu_and_mul_quant|_C::silu_and_mul_nvfp4_quant|_C::gelu_(?:new|fast|quick)", "elementwise", "arguments",
          write="0", flops="5"),
-    _row("LigerSiLUMulFunction", "elementwise", "arguments", result="0", flops="5"),
+    # Liger's functions, and their gradients, whose arguments are the gradients of the results.
+    _row("Liger(?:SiLU|GELU)MulFunction", "elementwise", "arguments", result="0", flops="5"),
+    _row("Liger(?:SiLU|GELU)MulFunctionBackward", "elementwise", "arguments", read="0 0 0", result="0 0", flops="10"),
+    _row("LigerDyTFunction", "elementwise", "arguments", result="0", flops="4"),
+    _row("LigerRMSNormFunction", "normalisation", "arguments", read="0 1", result="0", flops="4"),
+    _row("LigerRMSNormFunctionBackward", "normalisation", "arguments", read="0 0", result="0", flops="8"),
+    _row("LigerFusedAddRMSNormFunction", "normalisation", "arguments", read="0 1 2", result="0 0", flops="5"),
+    _row("LigerLayerNormFunction", "normalisation", "arguments", read="0 1 2", result="0", flops="8"),
+    _row("LigerLayerNormFunctionBackward", "normalisation", "arguments", read="0 0", result="0", flops="11"),
+    _row("LigerSoftmaxFunction", "softmax", "arguments", result="0", flops="5"),
+    _row("LigerKLDivLossFunction", "loss", "arguments", read="0 1", flops="4", elements="0"),
     # Positions: queries and keys are rotated in place, 3 operations per element; a row of the table for each token.
     _row("_C::(?:batched_)?rotary_embedding|sgl_kernel::rotary_embedding", "rope", "arguments",
          read="0", update="1 2", flops="3", elements="1 2"),
     _row("sgl_kernel::apply_rope_pos_ids_cos_sin_cache", "rope", "arguments", read="0 1 5", write="2 3", flops="3",
          elements="0 1"),
+    _row("LigerRopeFunction", "rope", "arguments", read="2 3", update="0 1", flops="3", elements="0 1"),
+    _row("LigerRopeFunctionBackward", "rope", "arguments", update="0 1", flops="3", elements="0 1"),
+    _row("FusedRoPEFunc", "rope", "arguments", read="0 1", result="0", flops="3"),
+    _row("FusedRoPEFuncBackward", "rope", "arguments", read="0", result="0", flops="3"),
+    # Losses of Liger and TransformerEngine: softmax (5) and its gradient (2), which replaces the scores.
+    _row("LigerCrossEntropyFunction|CrossEntropyFunction", "loss", "arguments", read="1", update="0", flops="7"),
     _row("_C_cache_ops::reshape_and_cache(?:_flash)?", "copy", "arguments", read="0 1 4", result="0:2 1:3"),
     _row("_C_cache_ops::concat_and_cache_mla", "copy", "arguments", read="0 1 3", result="0:2 1:2"),
     _row("sgl_kernel::set_kv_buffer", "copy", "arguments", read="0 1 2", result="0 1"),
@@ -92,6 +110,11 @@ BUILT_IN = (
     _row("aiter::_?(?:batched_)?gemm_a\\d+w(?:fp)?\\d+\\w*", "gemm", "product", a="0", b="1"),
     _row("vllm::gemm_with_dynamic_quant|bitsandbytes::int8_linear_matmul"
          "|primus_turbo(?:_cpp_extension)?::(?:ck_)?grouped_gemm(?:_impl)?", "gemm", "product", a="0", b="1"),
+    # TransformerEngine: the layer norm before a product is not counted.
+    _row("_Linear", "gemm", "product", a="1", b="0"),
+    _row("_LayerNormLinear", "gemm", "product", a="0", b="3"),
+    _row("_LayerNormMLP", "gemm", "product", a="0", b="3", then="5"),
+    _row("tex_ts::te_gemm_ts", "gemm", "product", a="5", b="0", out="10", read="0 5", whole="1"),
     _row("_rocm_C::LLMM1", "gemm", "product", a="1", b="0"),
     _row("_rocm_C::wvSplitKQ?", "gemm", "product", a="1", b="0"),
     # Mixtures of experts.
@@ -164,19 +187,25 @@ def _count_product(row: Row, call: Call) -> Cost:
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise NotRecorded
     *rows, k = a.shape
-    a_is_packed = _is_packed(a)
+    a_is_packed = "whole" not in row and _is_packed(a)
     if "sizes" in row:
         columns = _find_stated_columns(call, math.prod(rows), k)
     elif out is not None:
         columns = out.shape[-1]
     else:
         columns = _find_columns(k, b)
+    flops = 2 * math.prod(rows) * columns * k * (2 if a_is_packed else 1)
+    for at in _places(row, "then"):
+        then = call.tensor(at, 2)
+        flops += 2 * math.prod(rows) * then.numel
+        columns = then.shape[0]
+    read = [call.optional(at) for at in _places(row, "read")] or call.every(without=out_at)
     result = out or Tensor(
         (*rows, columns), a.dtype if (categories.itemsize(a.dtype) or 0) > 1 else "bfloat16"
     )
     return Cost(
-        2 * math.prod(rows) * columns * k * (2 if a_is_packed else 1),
-        add_or_none(count_bytes(*call.every(without=out_at)), count_bytes(result, as_result=True)),
+        flops,
+        add_or_none(count_bytes(*read), count_bytes(result, as_result=True)),
         dtype=PACKED if a_is_packed else a.dtype,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from etloom.analyses.flops import attention, convolution, declared_costs, gemm, memory_bound
+from etloom.analyses.flops import attention, convolution, declared_costs, gemm, memory_bound, state_space
 from etloom.analyses.flops.operator_call import Formula
 from etloom.core import categories, names
 
@@ -44,10 +44,13 @@ _TABLES = {
     "optimizer": memory_bound.OPTIMIZER,
     "embedding": memory_bound.EMBEDDING,
     "copy": memory_bound.COPY,
+    "quantization": memory_bound.QUANTIZATION,
+    "ssm": state_space.FORMULAS,
 }
 REGISTRY: dict[str, Entry] = {
     **{name: Entry(family, formula) for family, table in _TABLES.items() for name, formula in table.items()},
     **{name: Entry("gemm", formula, composite=True) for name, formula in gemm.COMPOSITE.items()},
+    **{name: Entry("attention", formula, composite=True) for name, formula in attention.COMPOSITE.items()},
 }
 
 

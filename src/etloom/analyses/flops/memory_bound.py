@@ -213,6 +213,12 @@ def _copy(call: Call) -> Cost:
     return Cost(0, add_or_none(count_bytes(target, as_result=True), count_bytes(source)))
 
 
+def _quantize(call: Call) -> Cost:
+    """Return the cost of a conversion to 8 bits: the largest value and the division."""
+    x = call.tensor(0)
+    return Cost(2 * x.numel, add_or_none(count_bytes(x), x.numel))
+
+
 def _fill(call: Call) -> Cost:
     return Cost(0, count_bytes(call.tensor(0), as_result=True))
 
@@ -353,6 +359,7 @@ COPY: dict[str, Formula] = {
     **{f"aten::{name}": _fill for name in _FILLS},
     "aten::cat": _cat,
 }
+QUANTIZATION: dict[str, Formula] = dict.fromkeys(("_QuantizeFunc", "_ToFloat8Func"), _quantize)
 POINTWISE = "triton_poi_"
 FUSED = "triton_"
 """Prefix of operators that stand for one Triton kernel."""

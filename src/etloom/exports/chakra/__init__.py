@@ -99,7 +99,7 @@ def _check_files(paths: list[Path]) -> None:
     ]
     if errors:
         outcomes = {"abort": "ASTRA-sim aborts with", "hang": "ASTRA-sim hangs with"}
-        outcome = outcomes.get(result.verdict, "simulators misread")
+        outcome = outcomes.get(result.verdict or "", "simulators misread")
         raise EtloomError(
             f"{outcome} the written files: rank {errors[0].rank}: {errors[0].example}: {errors[0].meaning}",
             where=paths[0],

@@ -10,70 +10,20 @@ joint_run         runs the files of all ranks together, to find what never ends
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-
-import polars as pl
 
 from etloom.exports.chakra_lint.cross_rank_rules import check_across_ranks, check_joint_run, check_members
 from etloom.exports.chakra_lint.file_rules import READ_ATTRIBUTES, check_dependencies, check_file, read_groups
 from etloom.exports.chakra_lint.joint_run import run_together
 from etloom.exports.chakra_lint.lint_codes import (
-    ERROR,
     LOAD_ABORT_CODES,
     REPLAY_ABORT_CODES,
     FindingCollector,
-    LintFinding,
+    LintResult,
 )
 from etloom.exports.chakra_lint.list_schedule import RankGraph
 from etloom.formats.chakra.et_files import ChakraFile, combine_rank_files, load_file
-
-_COLUMNS = {
-    "severity": pl.String,
-    "rank": pl.Int64,
-    "code": pl.String,
-    "count": pl.Int64,
-    "node": pl.UInt64,
-    "example": pl.String,
-    "meaning": pl.String,
-    "remedy": pl.String,
-}
-
-
-@dataclass(frozen=True)
-class LintResult:
-    """The result of `lint`: findings, how ASTRA-sim would handle the files (finish, hang, abort), and times in ns.
-
-    Attributes:
-        files: The file of each rank.
-        findings: Errors first; one for each rank and code.
-        verdict: What ASTRA-sim does with the files: ``finish``, ``hang`` or ``abort``.
-        replay_verdict: The same for its replay-only mode, in which every node takes its recorded time.
-        simulated_ns: Time that it takes with the recorded durations (its replay-only mode); of the longest rank.
-        recorded_ns: Time that the recording took; None if the files do not state ``start_ns``.
-        ideal_ns: Time on a network that takes no time, where communications of unknown size take their recorded time.
-    """
-
-    files: Mapping[int, Path]
-    findings: list[LintFinding]
-    verdict: str
-    replay_verdict: str
-    simulated_ns: int
-    recorded_ns: int | None
-    ideal_ns: int
-
-    @property
-    def has_errors(self) -> bool:
-        """True if a finding is an error: a simulator would refuse the files, hang, or simulate something else."""
-        return any(finding.severity == ERROR for finding in self.findings)
-
-    @property
-    def table(self) -> pl.DataFrame:
-        """The findings as a table: severity, rank, code, count, node, example, meaning, remedy."""
-        rows = [{name: getattr(finding, name) for name in _COLUMNS} for finding in self.findings]
-        return pl.DataFrame(rows, schema=_COLUMNS)
 
 
 def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None) -> LintResult:

@@ -6,9 +6,12 @@ but its result may not be what was intended.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+
+import polars as pl
 
 ERROR, WARNING = "error", "warning"
 
@@ -283,7 +286,39 @@ LOAD_ABORT_CODES = frozenset(
 """Findings at which ASTRA-sim ends when it reads the files."""
 REPLAY_ABORT_CODES = LOAD_ABORT_CODES | {"metadata-node", "unknown-node-type"}
 """Findings at which it ends even in its replay-only mode."""
-LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODES
+KINETO_CODES = {
+    "kernel-before-launch": LintCode(
+        ERROR,
+        "a kernel starts before the call that launched it, so clocks of host and GPU differ",
+        "record again: queue times and launch delays of this trace are wrong",
+    ),
+    "wait-without-record": LintCode(
+        WARNING,
+        "a wait for an event does not state the call that recorded it, so what it waited for is unknown",
+        "record with torch 2.4 or later, and start the profiler before the event is recorded",
+    ),
+    "kernel-beyond-sync": LintCode(
+        WARNING,
+        "a kernel runs when the synchronization of its stream starts on the device",
+        "read the start of the synchronization as that of the host's call, not as the end of the stream's work",
+    ),
+    "record-after-wait": LintCode(
+        ERROR,
+        "a stream waits for an event whose recording is later, or is not in the trace",
+        "record longer, so that the trace contains both calls; else ignore the order that these waits imply",
+    ),
+    "incomplete-collective": LintCode(
+        WARNING,
+        "a record of a collective lacks its name, type, sizes or group size",
+        "record with torch 2.2 or later and backend nccl or gloo; sizes and bandwidths of these calls are unknown",
+    ),
+    "shared-sequence-number": LintCode(
+        WARNING,
+        "backward operators of several kinds have the same sequence number, so their forward operators are ambiguous",
+        "record with torch 2.1 or later; for older traces join backward to forward by names",
+    ),
+}
+LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODES | KINETO_CODES
 
 
 @dataclass(frozen=True)
@@ -362,3 +397,50 @@ class FindingCollector:
         return sorted(
             findings, key=lambda finding: (finding.severity, finding.rank, order.index(finding.code))
         )
+
+
+_COLUMNS = {
+    "severity": pl.String,
+    "rank": pl.Int64,
+    "code": pl.String,
+    "count": pl.Int64,
+    "node": pl.UInt64,
+    "example": pl.String,
+    "meaning": pl.String,
+    "remedy": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class LintResult:
+    """The result of `lint`: findings, and of Chakra files how ASTRA-sim would handle them, and times in ns.
+
+    Attributes:
+        files: The file of each rank.
+        findings: Errors first; one for each rank and code.
+        verdict: What ASTRA-sim does with the files: ``finish``, ``hang`` or ``abort``.
+        replay_verdict: The same for its replay-only mode, in which every node takes its recorded time.
+        simulated_ns: Time that it takes with the recorded durations (its replay-only mode); of the longest rank.
+        recorded_ns: Time that the recording took; None if the files do not state ``start_ns``.
+        ideal_ns: Time on a network that takes no time, where communications of unknown size take their recorded time.
+    """
+
+    files: Mapping[int, Path]
+    findings: list[LintFinding]
+    verdict: str | None = None
+    replay_verdict: str | None = None
+    simulated_ns: int | None = None
+    recorded_ns: int | None = None
+    ideal_ns: int | None = None
+
+    @property
+    def has_errors(self) -> bool:
+        """True if a finding is an error: with it a simulator refuses the files, hangs, or simulates something else, and
+        analyses are wrong."""
+        return any(finding.severity == ERROR for finding in self.findings)
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """The findings as a table: severity, rank, code, count, node, example, meaning, remedy."""
+        rows = [{name: getattr(finding, name) for name in _COLUMNS} for finding in self.findings]
+        return pl.DataFrame(rows, schema=_COLUMNS)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 _ROCPROFV3 = "record with rocprofv3 --runtime-trace --output-format rocpd -- COMMAND"
 _TORCH = "record with torch.profiler or etloom collect"
+_ASCEND = "open the ascend_pytorch_profiler_<rank>.db, trace_view.json or kernel_details.csv of the recording"
+_UNITRACE = "record with torch.profiler (ProfilerActivity.XPU), or unitrace --chrome-kernel-logging COMMAND"
 
 
 @dataclass(frozen=True)
 class OtherFormat:
-    """A format that is not read. A file has it if it matches one of the last four attributes."""
+    """A format that is not read. A file has it if it matches one of the last five attributes."""
 
     name: str
     """The kind of file, with the tool that writes it."""
@@ -23,6 +25,8 @@ class OtherFormat:
     """The export of the same recording, or another recording, that is read."""
     magic: bytes = b""
     """The first bytes."""
+    inside: bytes = b""
+    """Bytes among the first 512."""
     tables: frozenset[str] = frozenset()
     """Tables of a SQLite file, all of which it has; of a name that ends in an asterisk, one that begins so."""
     columns: frozenset[str] = frozenset()
@@ -60,9 +64,28 @@ OTHER_FORMATS = (
         tables=_names("StringTable CUPTI_ACTIVITY_KIND_*"),
     ),
     OtherFormat(
-        "a database of Ascend's profiler (torch_npu)",
-        "export its trace_view.json: export_type=text, or torch_npu.profiler.profiler.analyse(FOLDER)",
-        tables=_names("STRING_IDS CANN_API"),
+        "a summary of Nsight Systems (nsys stats), without times",
+        "open the .nsys-rep, or its export: nsys export --type sqlite FILE",
+        columns=frozenset({"time (%)", "total time (ns)", "avg (ns)", "name"}),
+    ),
+    *(
+        OtherFormat(f"{what} of Ascend's profiler (torch_npu)", _ASCEND, columns=columns)
+        for what, columns in (
+            ("a summary of operators", frozenset({"op type", "core type", "total time(us)"})),
+            ("a summary of calls", frozenset({"level", "api name", "variance"})),
+            ("a summary of steps", frozenset({"computing", "communication(not overlapped)", "free"})),
+            ("times of operators", frozenset({"name", "host self duration(us)", "device self duration(us)"})),
+            ("memory of operators", frozenset({"name", "size(kb)", "allocation time(us)"})),
+            ("a curve of memory", frozenset({"component", "timestamp(us)", "total allocated(mb)"})),
+        )
+    ),
+    *(
+        OtherFormat("a summary of Ascend's msprof-analyze", _ASCEND, tables=_names(table))
+        for table in ("StepTraceTime", "ClusterStepTraceTime", "ClusterCommunicationTime")
+    ),
+    OtherFormat("a project of Intel VTune", _UNITRACE, suffixes=(".vtune",)),
+    OtherFormat(
+        "a table of counters of rocprof-compute", _ROCPROFV3, columns=_names("dispatch_id gpu_id kernel_name")
     ),
     OtherFormat(
         "counters of rocprofv3",
@@ -91,6 +114,27 @@ OTHER_FORMATS = (
     ),
     OtherFormat("an OTF2 archive (of rocprofv3, Score-P)", _ROCPROFV3, suffixes=(".otf2",)),
     OtherFormat("samples of Linux perf", _TORCH, magic=b"PERFILE2"),
+    OtherFormat(
+        "a recording of memray", "record with torch.cuda.memory._record_memory_history", magic=b"memray\0"
+    ),
+    OtherFormat(
+        "a profile for speedscope (py-spy, ...)", _TORCH, inside=b"speedscope.app/file-format-schema"
+    ),
+    OtherFormat(
+        "an event file of TensorBoard",
+        "open the .pt.trace.json or .xplane.pb of the profiler, which is next to it",
+        inside=b"brain.Event:",
+    ),
+    OtherFormat(
+        "a profile of TensorRT (trtexec)",
+        "record with nsys profile -t cuda,nvtx -- trtexec ...",
+        inside=b'"averageMs"',
+    ),
+    OtherFormat(
+        "a program of XLA as text",
+        "record with jax.profiler.trace; its .xplane.pb contains the programs that ran",
+        magic=b"HloModule ",
+    ),
 )
 """The first match names a file, so a table with more columns comes before one with fewer."""
 
@@ -107,6 +151,7 @@ def identify(head: bytes = b"", tables: Collection[str] = (), name: str = "") ->
     for other in OTHER_FORMATS:
         if (
             (other.magic and head.startswith(other.magic))
+            or (other.inside and other.inside in head[:512])
             or (other.tables and all(_has_table(tables, table) for table in other.tables))
             or (other.columns and other.columns <= columns)
             or (other.suffixes and name.lower().removesuffix(".gz").endswith(other.suffixes))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
-from etloom.core.errors import ReadError
+from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, decompressed_file
 from etloom.formats.io.limits import check_bytes, check_ratio, check_rows, max_rows, max_table_bytes
 from etloom.formats.tables.building import build_series
 
@@ -33,6 +34,17 @@ _ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote inv
 def int_columns(names: str) -> dict[str, Any]:
     """Return a dict with type int64 for each column named in a space-separated text."""
     return dict.fromkeys(names.split(), I64)
+
+
+def list_tables(path: Path) -> frozenset[str]:
+    """Return the names of the tables of a SQLite file, which may be compressed; none if it cannot be read."""
+    with (
+        contextlib.suppress(EtloomError, *DECOMPRESSION_ERRORS),
+        decompressed_file(path, ".db") as plain,
+        SqliteFile.open(plain) as source,
+    ):
+        return frozenset(source.tables)
+    return frozenset()
 
 
 class SqliteFile:

@@ -29,7 +29,7 @@ from etloom.core.trace import Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed, read_chunks
 from etloom.formats.io.json_text import NestingError, load_json
 from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, parse_file
-from etloom.formats.kineto import ascend
+from etloom.formats.kineto import ascend, ray, unitrace
 from etloom.formats.tables import comms_table
 from etloom.formats.tables.recorder_problems import list_header_problems, state_problems
 
@@ -103,6 +103,10 @@ def read(
     path = Path(source)
     trace = to_trace(parse_file(_native.kineto_parser(), path, progress), path)
     trace = trace.with_stats([_name_xla_profile(trace, path)])
+    if ray.is_timeline(trace):
+        return ray.categorize(trace)
+    if unitrace.is_timeline(trace):
+        return unitrace.categorize(trace)
     if not (trace.threads["name"].cast(pl.String).str.strip_chars() == ascend.HARDWARE).any():
         return trace
     if trace.events.is_empty():
@@ -133,11 +137,18 @@ def is_merged(path: Path) -> bool:
 
 
 def find_rank(path: Path) -> int | None:
-    """Search the whole file for the rank in distributedInfo; None if absent. Raises ReadError, LimitError."""
+    """Search the whole file for the rank in distributedInfo, or in unitrace's names of processes; None if absent.
+
+    Raises:
+        ReadError: The file cannot be read.
+        LimitError: It is a decompression bomb.
+    """
     buffer = b""
     try:
         for chunk in read_chunks(path):
             buffer += chunk
+            if (match := unitrace.RANK.search(buffer)) is not None:
+                return int(match[1])
             if (begin := _DISTRIBUTED_INFO.search(buffer)) is None:
                 buffer = buffer[-64:]
                 continue

@@ -53,7 +53,8 @@ def sniff(head: bytes) -> bool:
     if text.startswith("{"):
         return _sniff_json(text)
     line, *rows = [line for line in text.splitlines() if line.strip()][:_SNIFFED_ROWS] or [""]
-    names = [normalize_name(name) for name in line.split(",")]
+    # "Time (%)" is the share of a summary.
+    names = ["" if "%" in name else normalize_name(name) for name in line.split(",")]
     if len(names) == 1 or starts_with_date(line):
         return len(names) > 1
     at = next((place for place, name in enumerate(names) if name in TIME_NAMES), None)

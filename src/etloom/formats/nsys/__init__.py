@@ -25,7 +25,7 @@ from etloom.core.categories import RUNTIME_CATEGORIES
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
-from etloom.formats import rocprof
+from etloom.formats import ascend, rocprof
 from etloom.formats.io.compression import decompressed_file, open_decompressed
 from etloom.formats.io.other_formats import identify
 from etloom.formats.io.sqlite_file import MAGIC
@@ -67,9 +67,11 @@ _READ_TABLES = {
 def sniff(head: bytes) -> bool:
     """Return whether a file is an Nsight report or a SQLite database, judging from its first bytes ``head``.
 
-    The tables of an export may begin after these bytes; only the databases of AMD's profilers are known by them.
+    The tables of an export may begin after these bytes; only databases of AMD's and Ascend's profilers are known by
+    them.
     """
-    return head.startswith(_REPORT) or (head.startswith(MAGIC) and not rocprof.is_database(head))
+    others = rocprof.is_database(head) or ascend.is_database(head)
+    return head.startswith(_REPORT) or (head.startswith(MAGIC) and not others)
 
 
 def sniff_folder(path: Path) -> bool:

@@ -8,12 +8,11 @@ Times are those of the machine since it was started. Each process with GPU activ
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from etloom.core.errors import EtloomError, ReadError
+from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import (
@@ -22,7 +21,7 @@ from etloom.formats.io.compression import (
     decompressed_file,
     open_decompressed,
 )
-from etloom.formats.io.sqlite_file import MAGIC, SqliteFile
+from etloom.formats.io.sqlite_file import MAGIC, SqliteFile, list_tables
 from etloom.formats.rocprof import rocpd, rpd, tool_json, trace_csv
 from etloom.formats.rocprof.activities import Process, build_run
 
@@ -52,13 +51,7 @@ def is_in(path: Path) -> bool:
         head = stream.read(_HEAD_BYTES)
     if any(name in head for name in _NSIGHT):
         return False
-    with (
-        contextlib.suppress(EtloomError, *DECOMPRESSION_ERRORS),
-        decompressed_file(path, ".db") as plain,
-        SqliteFile.open(plain) as source,
-    ):
-        return any(table.startswith("rocpd_") for table in source.tables)
-    return False
+    return any(table.startswith("rocpd_") for table in list_tables(path))
 
 
 def read(

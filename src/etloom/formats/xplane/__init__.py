@@ -2,8 +2,8 @@
 
 Read: kernels and copies on streams, XLA operations on TPU cores, host threads with runtime calls, Python frames, and
 step annotations. Values of an event or of its operation (hlo_op, hlo_module, flops, bytes_accessed, source, ...) are
-in ``events.args``. Lines that summarize others are events of a separate category. Not read: the programs (Hlo
-Proto) and planes other than those of devices and the host.
+in ``events.args``; of a GPU's kernels, flops and bytes_accessed are estimated from the programs in the file. Lines that
+summarize others are events of a separate category. Not read: planes other than those of devices and the host.
 
 One device is one rank: a profile of a process with several busy devices is a Job. A call on the host belongs to the
 rank of the device that it launched on, as does its thread; all other threads belong to the lowest rank.
@@ -73,7 +73,7 @@ def read(path: Path) -> Trace | Job:
     content, truncation = read_content(path, _MAX_BYTES)
     messages = MessageData(content, path)
     space = decode_space(messages, path)
-    tables = build_tables(space.planes)
+    tables = build_tables(space.planes, space.programs)
     if tables.events.is_empty() and (truncation or messages.truncated):
         raise ReadError("ends before its first event", where=path, remedy="copy or record it again")
     if tables.events.is_empty():

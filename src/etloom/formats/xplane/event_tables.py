@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,7 @@ import polars as pl
 
 from etloom.core.schema import Stat
 from etloom.formats.xplane.planes import Plane
+from etloom.formats.xplane.programs import Estimate, to_values
 
 HOST_PID = 701
 """Process number of the host, as xprof's trace viewer has it; the process number of a device is the device's number."""
@@ -42,6 +44,8 @@ _SUMMARY_CATEGORIES = {
 _OTHER_LINE = "xla_line"
 ENCLOSING_OP = "xla_region"
 """Category of an operation (while, conditional) whose time is that of the operations within."""
+_LIBRARY_CALLS = ("custom-call", "convolution", "dot", "sort", "scatter")
+"""Operations that may run as several kernels; all others run as one."""
 _MAX_TRACK = 1 << 30
 _RUNTIME_NAME = r"^(?:cu|cuda|hip|hsa_|hsaKmt)[A-Z_]\w*$"
 _COLUMN_KEYS = ("correlation_id", "kernel_details", "memcpy_details", "memset_details")
@@ -76,8 +80,13 @@ def is_host(plane: Plane) -> bool:
     return plane.name.startswith(_HOST_PLANE)
 
 
-def build_tables(planes: list[Plane]) -> EventTables:
-    """Build the tables of all device and host planes; other planes are only counted in stats."""
+def build_tables(planes: list[Plane], programs: Mapping[int, Mapping[str, Estimate]]) -> EventTables:
+    """Build the tables of all device and host planes; other planes are only counted in stats.
+
+    Args:
+        planes: The decoded planes.
+        programs: Number of a program -> its operations, by name; they are added to the values of a GPU's kernels.
+    """
     parts: list[EventTables] = []
     stats: list[Stat] = []
     for plane in planes:
@@ -89,7 +98,7 @@ def build_tables(planes: list[Plane]) -> EventTables:
             Stat("read.no_time", "data_loss", plane.invalid, f"{plane.name}: time out of range"),
         ]
         if plane.events.height:
-            parts.append(_PlaneTables(plane, _find_free_stream(parts, plane)).build())
+            parts.append(_PlaneTables(plane, _find_free_stream(parts, plane), programs).build())
     if not parts:
         empty = pl.DataFrame()
         return EventTables(empty, empty, empty, stats)
@@ -120,8 +129,11 @@ def _find_free_stream(parts: list[EventTables], plane: Plane) -> int:
 class _PlaneTables:
     """Builds the tables of one plane."""
 
-    def __init__(self, plane: Plane, first_track: int) -> None:
+    def __init__(
+        self, plane: Plane, first_track: int, programs: Mapping[int, Mapping[str, Estimate]]
+    ) -> None:
         self.plane = plane
+        self.programs = programs
         self.device = parse_device(plane)
         self.first_track = first_track
 
@@ -206,7 +218,7 @@ class _PlaneTables:
         values = self.plane.values.filter(~pl.col("key").is_in(_COLUMN_KEYS)).unique(
             ["event", "key"], keep="last", maintain_order=True
         )
-        values = values.select("event", "key", "text")
+        values = pl.concat([values.select("event", "key", "text"), self._estimate_operations()])
         shared = self.plane.shared_values.unique(["metadata", "key"], keep="last", maintain_order=True)
         values, shared = _separate_replaced(values, shared, events.select("event", "metadata"))
         events = events.join(
@@ -227,6 +239,39 @@ class _PlaneTables:
                 pl.lit("{") + members + pl.lit("}")
             )
         )
+
+    def _estimate_operations(self) -> pl.DataFrame:
+        """Return values (event, key, text) with the cost of the operation of each kernel of a GPU.
+
+        If a call of a library is several kernels one after the other, the first one has its cost, the others have 0.
+        """
+        rows: list[tuple[int, str, str]] = []
+        schema = {"event": pl.Int64, "key": pl.String, "text": pl.String}
+        if self.device is None or self.device[0] != "GPU" or not self.programs:
+            return pl.DataFrame(rows, schema=schema)
+        stated = self.plane.values.filter(pl.col("key").is_in(["hlo_op", "program_id"]))
+        names, numbers = (
+            stated.filter(key=key).unique("event", keep="last") for key in ("hlo_op", "program_id")
+        )
+        events = self.plane.events.select("event", "line", "base_ns", "start_ps")
+        events = events.join(
+            names.select("event", name=pl.col("text").str.strip_chars('"')), on="event", how="left"
+        )
+        events = events.join(numbers.select("event", program="integer"), on="event", how="left")
+        before: tuple[object, ...] = ()
+        columns = ("event", "line", "name", "program")
+        for event, line, name, program in (
+            events.sort("line", "base_ns", "start_ps").select(columns).iter_rows()
+        ):
+            estimate = self.programs.get(program, {}).get(name)
+            operation = (line, name, program)
+            if estimate is not None:
+                values = to_values(estimate)
+                if operation == before and estimate.opcode in _LIBRARY_CALLS:
+                    values |= {"flops": 0, "bytes_accessed": 0}
+                rows += [(event, key, json.dumps(value)) for key, value in values.items()]
+            before = operation
+        return pl.DataFrame(rows, schema=schema, orient="row")
 
     def _name_steps(self, events: pl.DataFrame) -> pl.DataFrame:
         """Rename step annotations to NAME#step_num=N; on a device NAME is ``step`` and N the recorded number."""

@@ -20,6 +20,7 @@ import polars as pl
 
 from etloom.core.errors import LimitError
 from etloom.formats.io.protobuf_fields import FIXED64, LENGTH, VARINT, Fields, MessageData
+from etloom.formats.xplane.programs import Estimate, estimate_program
 
 MAX_EVENTS = 200_000_000
 _LATEST_NS = 2 * 10**18
@@ -31,6 +32,7 @@ _EVENT_METADATA, _EVENT_OFFSET, _EVENT_DURATION, _EVENT_STATS, _EVENT_OCCURRENCE
 _NAME_ID, _NAME_TEXT, _NAME_DISPLAY, _NAME_STATS = 1, 2, 4, 5
 _STAT_METADATA, _STAT_DOUBLE, _STAT_UINT, _STAT_INT, _STAT_TEXT, _STAT_BYTES, _STAT_REFERENCE = range(1, 8)
 _MAP_KEY, _MAP_VALUE = 1, 2
+_METADATA_PLANE = "/host:metadata"
 _LONGEST_TEXT = 4096
 """Characters of a value that are stored; dumps of whole programs are longer."""
 
@@ -63,11 +65,15 @@ class Plane:
 
 @dataclass(frozen=True)
 class Space:
-    """A decoded .xplane.pb file: its planes, host names, and the profiler's errors and warnings."""
+    """A decoded .xplane.pb file: its planes, host names, and the profiler's errors and warnings.
+
+    ``programs``: number of a program -> its operations, by name.
+    """
 
     planes: list[Plane]
     hosts: list[str]
     problems: list[str]
+    programs: dict[int, dict[str, Estimate]]
 
 
 def decode_space(messages: MessageData, where: Path) -> Space:
@@ -78,16 +84,23 @@ def decode_space(messages: MessageData, where: Path) -> Space:
     """
     space = messages.scan_all()
     spans = space.select(_SPACE_PLANES, LENGTH)
-    planes = [
-        _PlaneDecoder(messages, start, end, where).decode()
+    decoders = [
+        _PlaneDecoder(messages, start, end, where)
         for start, end in zip(spans.start.tolist(), spans.ends.tolist(), strict=True)
     ]
+    planes = [decoder.decode() for decoder in decoders]
+    programs = {
+        number: estimate_program(messages, start, end)
+        for decoder, plane in zip(decoders, planes, strict=True)
+        if plane.name == _METADATA_PLANE
+        for number, start, end in decoder.find_programs()
+    }
     problems = [
         text
         for number in (_SPACE_ERRORS, _SPACE_WARNINGS)
         for text in messages.read_texts(space.select(number, LENGTH))
     ]
-    return Space(planes, messages.read_texts(space.select(_SPACE_HOSTS, LENGTH)), problems)
+    return Space(planes, messages.read_texts(space.select(_SPACE_HOSTS, LENGTH)), problems, programs)
 
 
 class _PlaneDecoder:
@@ -128,6 +141,14 @@ class _PlaneDecoder:
             int(untimed.sum()),
             int((~events["valid"] & ~events["untimed"]).sum()),
         )
+
+    def find_programs(self) -> list[tuple[int, int, int]]:
+        """Return number, start and end of the programs (HloProto) that metadata of events hold."""
+        keys, fields = self._read_map(_PLANE_EVENTS)
+        owners = fields.select(_NAME_STATS, LENGTH)
+        content = self._scan(owners).select(_STAT_BYTES, LENGTH)
+        numbers = [keys[row] for row in owners.message[content.message].tolist()]
+        return list(zip(numbers, content.start.tolist(), content.ends.tolist(), strict=True))
 
     def _read_name(self) -> str:
         names = self.messages.read_texts(self.fields.select(_PLANE_NAME, LENGTH))

@@ -101,8 +101,9 @@ def _describe_folder(call: DescribedCall, place: str) -> str:
     text = (
         "The contents of tensors are synthetic: random numbers, and integers that are valid indices. The result is "
         "compared with the same operator in float64 on the CPU, on a GPU also with the CPU's. The measured time is the "
-        "median of repeated calls, whose data may be in a cache; in the recording they may not have been, and the "
-        "profiler added its own time."
+        "median of repeated calls, on the host as PyTorch's profiler records them, with other operators between them. "
+        "Their data may be in a cache; in the recording they may not have been. Compare on an idle machine, with the "
+        "recorded number of threads (--threads)."
         if is_operator
         else "Each rank contributes 1 or 2, and the result is compared with the computed one. With another number of "
         "ranks than recorded, each rank's part keeps its size. ncu repeats kernels, which cannot work for collectives: "

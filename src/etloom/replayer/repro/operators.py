@@ -73,13 +73,17 @@ def describe_operator(trace: Trace, event: int, name: str) -> DescribedCall:
     step.results = []
     _check_sizes(step)
     recorded_ns, recorded_on = measure_recorded_time(trace, event)
+    own_ns, calls = recorded_ns, 1
+    if recorded_on == "host":
+        recorded_ns, calls = measure_equal_calls(trace, event)
     code = _OperatorCode(step, storages.bytes, arguments.has_devices)
     overload = arguments.schema.partition("(")[0].partition(".")[2].strip() or "default"
     attribute = f"{name.removeprefix('aten::')}.{overload}"
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{name}: {overload[:60]!r} is not the name of an overload")
-    text = code.write(f"torch.ops.aten.{attribute}", f"aten::{attribute}", recorded_ns, recorded_on)
-    facts = [*code.describe_tensors(), f"Recorded time: {format_ns(recorded_ns)} ({recorded_on})."]
+    text = code.write(f"torch.ops.aten.{attribute}", f"aten::{attribute}", (recorded_ns, calls, recorded_on))
+    others = f"; median of {calls} equal calls: {format_ns(recorded_ns)}" if calls > 1 else ""
+    facts = [*code.describe_tensors(), f"Recorded time: {format_ns(own_ns)} ({recorded_on}){others}."]
     return DescribedCall(
         "operator_script.py", f"aten::{attribute}", text, facts, arguments.assumptions + code.assumptions
     )
@@ -272,8 +276,13 @@ class _OperatorCode:
         self._used: dict[int, TensorView] = {}
         self.assumptions: list[str] = []
 
-    def write(self, operator: str, name: str, recorded_ns: int | None, recorded_on: str) -> str:
+    def write(self, operator: str, name: str, recorded_time: tuple[int | None, int, str]) -> str:
         """Return the statements that replace those of operator_script.py.
+
+        Args:
+            operator: The operator as an attribute of torch.ops.
+            name: Its name.
+            recorded_time: ns, of how many calls it is the median, and where it was measured.
 
         Raises:
             ValueError: A value has no literal.
@@ -303,11 +312,12 @@ class _OperatorCode:
             storages.append(f"    ({count}, {dtype}, {values}),\n")
         tensors = [
             f"    ({numbers[view.storage]}, {DTYPES[view.dtype]}, {view.offset}, {view.shape}, {view.stride}, "
-            f"{self._has_devices and view.on_host and recorded_on == 'device'}),  # t[{index}]: {name}\n"
+            f"{self._has_devices and view.on_host and recorded_time[2] == 'device'}),  # t[{index}]: {name}\n"
             for index, (view, name) in enumerate(zip(self._views, self._names, strict=True))
         ]
         return (
-            f"NAME = {name!r}\nRECORDED_NS: int | None = {recorded_ns!r}\nRECORDED_ON = {recorded_on!r}\n"
+            f"NAME = {name!r}\nRECORDED_NS: int | None = {recorded_time[0]!r}\nRECORDED_CALLS = {recorded_time[1]}\n"
+            f"RECORDED_ON = {recorded_time[2]!r}\n"
             f"OPERATOR = {operator}\n"
             "STORAGES: tuple[tuple[int, torch.dtype, str, float, float], ...] = (\n"
             f"    # elements, type, contents, from, to\n{''.join(storages)})\n"
@@ -388,6 +398,19 @@ def name_operator(trace: Trace, event: int) -> str:
         for row in rows.head(1).iter_rows(named=True):
             return f"; it {relation} event {row['id']} ({(row['name'] or '')[:60]!r})"
     return ""
+
+
+def measure_equal_calls(trace: Trace, event: int) -> tuple[int | None, int]:
+    """Return the median time in ns of all calls of an operator on the host with equal arguments, and their number."""
+    arguments = trace.arguments.select(pl.exclude("event"), id="event")
+    calls = trace.events.filter(pl.col("name") == pl.col("name").filter(pl.col("id") == event).first())
+    calls = calls.select("id", "dur").join(arguments, on="id", how="left")
+    keys = [name for name in arguments.columns if name != "id"]
+    equal = calls.join(
+        calls.filter(pl.col("id") == event).select(keys), on=keys, nulls_equal=True, how="semi"
+    )
+    median = equal["dur"].median()
+    return (round(median) if isinstance(median, float) else None), equal["dur"].count()
 
 
 def measure_recorded_time(trace: Trace, event: int) -> tuple[int | None, str]:
