@@ -16,7 +16,6 @@ import etloom
 from etloom import cli
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.network.topology import Level, Topology, get_preset
 from etloom.simulator.planning import AXES, plan
 from etloom.simulator.training_jobs import (
@@ -116,7 +115,7 @@ def test_stages_and_tensor_parallelism_divide_parameters() -> None:
 
 
 def test_groups_of_an_axis_share_the_network_of_their_nodes() -> None:
-    network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
+    network = NetworkModel(get_preset("dgx-h100"))
     size = 1e9
     inside = network.compute_times("all_reduce", size, 8.0, 1.0)
     across = network.compute_times("all_reduce", size, np.array([16.0, 16.0]), np.array([1.0, 8.0]))
@@ -137,7 +136,7 @@ TOKENS_BYTES = 2 * 2048 * 1024
 def time_parts(model: ModelShape, layout: Layout, rate: float = 1e9, latency_ns: int = 0) -> StepTimes:
     level = Level("wire", 4096, "switch", rate, latency_ns)
     constants = StepConstants(attention_efficiency=0.5, operators=0.0, exchange_s=0.0, step_s=0.0)
-    return predict_steps(model, layout, constants, PlacedNetwork(NetworkModel(Topology("flat", (level,)))))
+    return predict_steps(model, layout, constants, NetworkModel(Topology("flat", (level,))))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_the_bubble_of_interleaved_stages_follows_the_closed_formula(chunks: int
 
 
 def test_a_message_between_stages_crosses_nodes_if_the_pipeline_does() -> None:
-    network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
+    network = NetworkModel(get_preset("dgx-h100"))
     inside, across = network.compute_times("message", 1e8, np.array([2.0, 4.0]), np.array([4.0, 4.0]))
     assert across == pytest.approx(inside * 9, rel=0.1)
 

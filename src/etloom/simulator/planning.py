@@ -21,7 +21,6 @@ from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, Unknown
 from etloom.core.text import count_noun
 from etloom.simulator.durations import Z_90
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.training_jobs import (
     OPTIMIZER_BYTES,
     RECOMPUTATIONS,
@@ -216,7 +215,7 @@ def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None 
             misfits, remedy="more GPUs, GPUs with more memory, or an optimizer with smaller states"
         )
     considered, layouts = peak.size, take_rows(layouts, fitting)
-    times = predict_steps(job.model, layouts, constants, PlacedNetwork(NetworkModel(cluster.topology)))
+    times = predict_steps(job.model, layouts, constants, NetworkModel(cluster.topology))
     mesh = [np.asarray(getattr(layouts, AXES[axis])) for axis in ("tp", "cp", "pp", "dp", "ep")]
     order = np.argsort(times.total, kind="stable")
     _, first = np.unique(np.stack(mesh)[:, order], axis=1, return_index=True)

@@ -282,8 +282,12 @@ def find_communications(job: Job, graph: Graph) -> Communications:
     table = table.with_columns(instance=pl.coalesce("arrival", unmatched).cast(pl.Int64))
     instances = table.group_by("instance", maintain_order=True).agg(
         pl.col("collective").drop_nulls().first(),
-        pl.col("bytes").max(),
-        pl.col("group_size").max(),
+        # The rank that sends or receives most determines the time of an all-to-all.
+        bytes=pl.when(pl.col("collective").first() == "all_to_all", pl.col("group_size").max() > 1)
+        .then(pl.col("moved").max() / (1 - 1 / pl.col("group_size").max()))
+        .round()
+        .fill_null(pl.col("bytes").max()),
+        group_size=pl.col("group_size").max(),
         ranks=pl.when(pl.col("members").list.len().max() > 0)
         .then(pl.col("members").drop_nulls().first())
         .otherwise(pl.col("rank").unique().sort().implode()),
@@ -314,7 +318,7 @@ def _describe_participations(job: Job, rank: int) -> pl.DataFrame:
     return table.select(
         pl.col("rank").cast(pl.Int64),
         pl.col("event").cast(pl.Int64),
-        pl.col("collective", "pg_name", "where", "bytes"),
+        pl.col("collective", "pg_name", "where", "bytes", "moved"),
         group_size=pl.coalesce(
             pl.when(pl.col("collective") == "message").then(2),
             "group_size",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.network.model import NetworkModel
 from etloom.simulator.training_shapes import (
     HALF,
     Array,
@@ -132,7 +132,7 @@ class StepTimes:
 
 
 def predict_steps(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel
 ) -> StepTimes:
     """Return the predicted time of a training step for each configuration."""
     layer, head = _time_layer(model, layout, constants, network), _time_head(model, layout, constants)
@@ -179,7 +179,7 @@ def calibrate(
     layout: Layout,
     measured: Array,
     constants: StepConstants,
-    network: PlacedNetwork,
+    network: NetworkModel,
     *,
     prior_deviation: float = 0.5,
     noise: float = 0.05,
@@ -232,7 +232,7 @@ def scale_constants(constants: StepConstants, factors: Array) -> StepConstants:
 
 
 def _time_layer(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel
 ) -> dict[str, Array]:
     """Return the GPU time (s) of an average layer for a micro-batch, forward and backward, by part."""
     tokens = layout.micro_batch * model.sequence / layout.context
@@ -348,7 +348,7 @@ def matrix_product_time(
 
 
 def _time_message(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel
 ) -> Array:
     """Return the time (s) to pass a micro-batch's activations to the next stage, and the host's part of it."""
     size = HALF * layout.micro_batch * model.sequence / layout.context * model.hidden
@@ -360,7 +360,7 @@ def _time_message(
 
 
 def _time_update(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork, window: Array
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel, window: Array
 ) -> tuple[Array, Array]:
     """Return the exposed time (s) of transfers among replicas, and the time of the optimizer.
 

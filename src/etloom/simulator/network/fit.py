@@ -74,7 +74,7 @@ def fit_network(scenario: Scenario) -> NetworkFit:
         if is_fitted:
             latency *= _find_ratio(scenario, small, _build_model(scenario, latency, rate))
         rate = _fit_rate(scenario, basis, latency, rate)
-    model = _build_model(scenario, latency, rate)
+    model = replace(_build_model(scenario, latency, rate), buffer_bytes=_find_buffer(scenario, measured))
     if basis is separate:
         model = _fit_sharing(scenario, large.filter("overlaps"), model)
     return NetworkFit(model, _find_spread(scenario, large, model), measured.height, is_fitted)
@@ -91,6 +91,19 @@ def try_fit(scenario: Scenario) -> NetworkFit | None:
 def _build_model(scenario: Scenario, latency_ns: float, bytes_per_second: float) -> NetworkModel:
     size = 1 + max(rank for ranks in scenario.communications.instances["ranks"] for rank in ranks)
     return NetworkModel(Topology("fitted", (Level("network", size, "switch", bytes_per_second, latency_ns),)))
+
+
+def _find_buffer(scenario: Scenario, measured: pl.DataFrame) -> float:
+    """Return the bytes of a message that are left when its sender continues: the most over the sizes of messages."""
+    messages = measured.filter(pl.col("collective") == "message", pl.col("ranks").list.len() == 2)
+    parts = scenario.communications.participations
+    ends = parts.select(
+        "instance", sender="rank", sent=pl.Series(scenario.graph.time[parts["finish"].to_numpy()])
+    )
+    senders = messages.with_columns(sender=pl.col("ranks").list.first()).join(ends, on=("instance", "sender"))
+    left = pl.col("bytes") * ((pl.col("end") - pl.col("sent")) / pl.col("measured")).clip(0.0, 1.0)
+    largest = senders.group_by("bytes").agg(left=left.median())["left"].max()
+    return float(largest or 0.0)  # type: ignore[arg-type]
 
 
 def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
