@@ -101,8 +101,8 @@ def _find_buffer(scenario: Scenario, measured: pl.DataFrame) -> float:
         "instance", sender="rank", sent=pl.Series(scenario.graph.time[parts["finish"].to_numpy()])
     )
     senders = messages.with_columns(sender=pl.col("ranks").list.first()).join(ends, on=("instance", "sender"))
-    left = pl.col("bytes") * ((pl.col("end") - pl.col("sent")) / pl.col("measured")).clip(0.0, 1.0)
-    largest = senders.group_by("bytes").agg(left=left.median())["left"].max()
+    remaining = pl.col("bytes") * ((pl.col("end") - pl.col("sent")) / pl.col("measured")).clip(0.0, 1.0)
+    largest = senders.group_by("bytes").agg(remaining=remaining.median())["remaining"].max()
     return float(largest or 0.0)  # type: ignore[arg-type]
 
 
@@ -130,10 +130,17 @@ def _measure(scenario: Scenario) -> pl.DataFrame:
     times = parts.with_columns(
         begin=pl.Series(time[parts["begin"].to_numpy()]), end=pl.Series(time[parts["finish"].to_numpy()])
     )
+    instances = scenario.communications.instances
+    receiver = pl.when(pl.col("collective") == "message").then(pl.col("ranks").list.last())
+    times = times.join(instances.select("instance", receiver=receiver), on="instance")
+    # The end of a send is when the host waits for it.
+    received = pl.col("end").filter(pl.col("rank") == pl.col("receiver").fill_null(pl.col("rank")))
     spans = times.group_by("instance").agg(
-        begin=pl.col("begin").max(), end=pl.col("end").max(), members=pl.col("rank").n_unique()
+        begin=pl.col("begin").max(),
+        end=pl.coalesce(received.max(), pl.col("end").max()),
+        members=pl.col("rank").n_unique(),
     )
-    matched = scenario.communications.instances.join(spans, on="instance", maintain_order="left")
+    matched = instances.join(spans, on="instance", maintain_order="left")
     matched = matched.filter(
         (pl.col("bytes") > 0) & (pl.col("members") > 1) & (pl.col("end") > pl.col("begin"))
     ).with_columns(measured=(pl.col("end") - pl.col("begin")).cast(pl.Float64))

@@ -234,12 +234,16 @@ class TransferTimes:
             low, high = self._bounds[number : number + 2]
             ranks, workers = self._ranks[low:high], HOST_WORKERS
             queues: tuple[Hashable, ...] = (None,) * (high - low)
+            connection = None
             if fixed.is_message:  # in order on a connection
                 queues, workers = tuple((rank, fixed.members) for rank in ranks), 1
+                connection = fixed.members if self._is_host[number] else None
             elif self._is_host[number]:
                 queues = tuple((rank, fixed.group) for rank in ranks)
             begins_of = tuple(values[low:high])
-            transfers.append(Transfer(begins_of, queues, fixed.latency_ns, self._flows[number], workers))
+            transfers.append(
+                Transfer(begins_of, queues, fixed.latency_ns, self._flows[number], workers, connection)
+            )
         return np.array(share_links(transfers, self._sharing_efficiency))
 
 
@@ -269,7 +273,8 @@ class Transfer(NamedTuple):
     """A communication whose flows start together, ``latency_ns`` after the last rank has begun it.
 
     ``begins``: time at which each rank issues it. ``queues``: the queue of each rank that it passes, None for none.
-    ``workers``: number of communications that these queues execute at a time.
+    ``workers``: number of communications that these queues execute at a time. ``connection``: sender and receiver
+    of a message of gloo. The receiver announces its buffer on the same connection, behind the data that it sends.
     """
 
     begins: tuple[float, ...]
@@ -277,6 +282,7 @@ class Transfer(NamedTuple):
     latency_ns: float
     flows: tuple[Flow, ...]
     workers: int = HOST_WORKERS
+    connection: tuple[int, ...] | None = None
 
 
 def share_links(transfers: Sequence[Transfer], efficiency: float = 1.0) -> list[float]:
@@ -320,6 +326,12 @@ class _LinkSharing:
         self.users: dict[int, int] = defaultdict(int)  # flows on each link
         self.busy: dict[Hashable, int] = defaultdict(int)
         self.waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+        self.moving: dict[
+            tuple[int, ...] | None, int
+        ] = {}  # the last message on each connection that has started
+        self.blockers: dict[int, int] = {}  # message -> the one before the announcement of its buffer
+        self.followers: dict[int, list[int]] = defaultdict(list)
+        self.complete: set[int] = set()
         self.events: list[tuple[float, int, str, int, _Bundle | None, int]] = []
         self.count = 0
 
@@ -337,7 +349,9 @@ class _LinkSharing:
                 continue  # its share has changed since
             now = time
             if kind == "begin":
-                self._enter(number, self.transfers[number].queues[detail], now)
+                queue = self.transfers[number].queues[detail]
+                self._announce_buffer(number, queue)
+                self._enter(number, queue, now)
             elif kind == "move":
                 self._start_flows(number, now)
             elif bundle is not None:
@@ -362,8 +376,21 @@ class _LinkSharing:
 
     def _participate(self, number: int, now: float) -> None:
         self.missing[number] -= 1
-        if not self.missing[number]:
+        if self.missing[number]:
+            return
+        blocker = self.blockers.get(number)
+        if blocker is None or blocker in self.complete:
             self._push(now + self.transfers[number].latency_ns, "move", number)
+        else:
+            self.followers[blocker].append(number)
+
+    def _announce_buffer(self, number: int, queue: Hashable) -> None:
+        """Find the message behind which the receiver of a message announces its buffer, if one is moving."""
+        connection = self.transfers[number].connection
+        if connection is not None and queue == (connection[1], connection):
+            blocker = self.moving.get(connection[::-1])
+            if blocker is not None and blocker not in self.complete:
+                self.blockers[number] = blocker
 
     def _release_blocked(self, now: float) -> bool:
         """Start a waiting transfer when ranks deadlock because they queue transfers in different orders."""
@@ -376,6 +403,7 @@ class _LinkSharing:
 
     def _start_flows(self, number: int, now: float) -> None:
         flows = self.transfers[number].flows
+        self.moving[self.transfers[number].connection] = number
         if not flows:
             self._complete(number, now)
         for flow in flows:
@@ -421,6 +449,9 @@ class _LinkSharing:
 
     def _complete(self, number: int, now: float) -> None:
         self.finish[number] = now
+        self.complete.add(number)
+        for follower in self.followers.pop(number, ()):
+            self._push(now + self.transfers[follower].latency_ns, "move", follower)
         for queue in self.transfers[number].queues:
             if queue is None:
                 continue

@@ -67,7 +67,7 @@ def place_group(topology: Topology, ranks: tuple[int, ...], *, exclusive: bool =
     Args:
         topology: the network; its outermost level connects all units, even more than its size.
         ranks: the members.
-        exclusive: the group has the network cards of its members for itself; else all devices of a unit share its cards.
+        exclusive: the group has the cards of its members for itself; else all devices of a unit share its cards.
     """
     members, spreads = np.unique(np.array(ranks, np.int64)), []
     for number, level in enumerate(topology.levels):
