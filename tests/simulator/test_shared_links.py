@@ -144,9 +144,12 @@ def communicate(*rows: tuple[str, int, list[int], str]) -> Communications:
 WIRE = NetworkModel(Topology("wire", (Level("wire", 8, "switch", 1e9),)))
 
 
-def finish_ms(network: NetworkModel, *rows: tuple[str, int, list[int], str]) -> list[float]:
+def finish_ms(
+    network: NetworkModel, *rows: tuple[str, int, list[int], str], begins_ms: list[float] | None = None
+) -> list[float]:
     times = TransferTimes(communicate(*rows), network)
-    return [float(time / 1e6) for time in times.finish(np.zeros(len(times.parts)))]
+    begins = np.zeros(len(times.parts)) if begins_ms is None else 1e6 * np.array(begins_ms)
+    return [float(time / 1e6) for time in times.finish(begins)]
 
 
 def test_messages_share_links_by_direction_and_keep_their_order() -> None:
@@ -155,6 +158,15 @@ def test_messages_share_links_by_direction_and_keep_their_order() -> None:
     assert finish_ms(WIRE, forth, forth) == pytest.approx([10, 20])
     assert finish_ms(WIRE, forth, ("message", 10_000_000, [0, 2], "host")) == pytest.approx([20, 20])
     assert finish_ms(WIRE, back, ("all_gather", 10_000_000, [0, 1], "device")) == pytest.approx([15, 10])
+
+
+def test_a_buffer_is_announced_behind_the_data_that_its_rank_sends() -> None:
+    """Rank 1 sends to rank 0, and then receives from it: gloo's announcement waits for the end of what it sends."""
+    sent, received = ("message", 10_000_000, [1, 0], "host"), ("message", 10_000_000, [0, 1], "host")
+    assert finish_ms(WIRE, sent, received, begins_ms=[0, 0, 0, 1]) == pytest.approx([10, 20])
+    assert finish_ms(WIRE, sent, received, begins_ms=[1, 0, 0, 0]) == pytest.approx([11, 10])
+    on_device = [(*row[:3], "device") for row in (sent, received)]
+    assert finish_ms(WIRE, *on_device, begins_ms=[0, 0, 0, 1]) == pytest.approx([10, 11])
 
 
 def test_groups_in_the_same_hosts_share_their_cards() -> None:
@@ -256,6 +268,9 @@ def test_overlapping_transfers_are_predicted_from_their_shared_times() -> None:
     assert absolute == pytest.approx(row["predicted_ns"], rel=0.01)
     assert prediction.job[1].events["dur"].to_list() == pytest.approx([14e6, 14e6], rel=0.02)
     assert "error" in prediction.reasons[0]
+    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (18")
+    deep = etloom.predict(job, network="dgx-h100", ranks=4).reasons[-1]
+    assert deep == "interval not calibrated: several levels of the network"
     assert "GB/s" in prediction._repr_html_()
     simulated = etloom.simulate(job, Network(0.5)).table.row(0, named=True)
     assert simulated["upper_bound_ns"] == pytest.approx(16_000_000, rel=0.01)

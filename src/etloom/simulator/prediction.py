@@ -26,7 +26,9 @@ from etloom.graphs.graph import Int64Array
 from etloom.simulator.chains import ChainScenario
 from etloom.simulator.devices import change_collectives, change_device
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90
+from etloom.simulator.interval_classes import combine_errors, explain_interval
 from etloom.simulator.network import (
+    TargetNetwork,
     Topology,
     apply_network,
     parse_target,
@@ -52,12 +54,14 @@ class Prediction:
         scenario: the predicted scenario, on a contracted graph.
         chains: the same without its network.
         recording: what all predictions of the job share.
+        classes: what it extrapolates, as in `ERRORS`.
     """
 
     recorded_job: Job
     scenario: Scenario
     chains: ChainScenario
     recording: RecordedRun
+    classes: tuple[str, ...] = ()
 
     @property
     def recorded(self) -> Scenario:
@@ -90,6 +94,9 @@ class Prediction:
         durations = self.chains.durations
         predicted = durations.measure(self.times).astype(float)
         below, above = np.zeros(len(predicted)), np.zeros(len(predicted))
+        further = Z_90 * float(combine_errors(dict.fromkeys(self.classes, True))[0])
+        below += np.square(predicted * -math.expm1(-further))
+        above += np.square(predicted * math.expm1(further))
         for faster, slower in self._vary_lags():
             below += np.square(np.maximum(predicted - durations.measure(faster), 0.0))
             above += np.square(np.maximum(durations.measure(slower) - predicted, 0.0))
@@ -129,7 +136,8 @@ class Prediction:
     def reasons(self) -> list[str]:
         """Sentences on the error of reproducing the recording, on each change, and on the sources of the predicted
         times."""
-        return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases()]
+        interval = [explain_interval(self.classes)] if self.classes else []
+        return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases(), *interval]
 
     def _explain_reproduction(self) -> list[str]:
         lines = describe_models(self.recording)
@@ -274,7 +282,21 @@ def _predict_times(
         scenario = change_collectives(scenario, device)
     deviations[target.basis] = max(target.deviation, deviations[target.basis] if not target.model else 0.0)
     scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
-    return _widen_by_error(Prediction(job, scenario, chains, recording))
+    classes = [] if network is None else _list_network_classes(scenario, target)
+    classes += ["another number of ranks"] * (ranks is not None or parallel is not None)
+    classes += ["another device", "the host of another device"] * (device is not None)
+    return _widen_by_error(Prediction(job, scenario, chains, recording, tuple(classes)))
+
+
+def _list_network_classes(scenario: Scenario, target: TargetNetwork) -> list[str]:
+    """Return what a prediction on another network extrapolates: kinds of communication with a tenth of all bytes."""
+    kinds = {"message": "another rate, messages", "all_to_all": "another rate, all-to-all"}
+    sizes = scenario.communications.instances.group_by(
+        kind=pl.col("collective").replace_strict(kinds, default="another rate, collectives")
+    ).agg(pl.col("bytes").sum())
+    large = sizes.filter(pl.col("bytes") * 10 >= pl.col("bytes").sum())
+    is_deep = target.model is not None and len(target.model.topology.levels) > 1
+    return [*sorted(large["kind"]), *["several levels of the network"] * is_deep]
 
 
 def _parse_network(text: str | None) -> float | Topology | None:

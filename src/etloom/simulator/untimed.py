@@ -24,6 +24,7 @@ from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.steps import parse_step
 from etloom.core.trace import Job, Trace
 from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS
+from etloom.simulator.interval_classes import explain_interval
 from etloom.simulator.network import NetworkModel, parse_target
 from etloom.simulator.network.topology import ANY_SIZE, Topology
 
@@ -218,6 +219,7 @@ def _explain(table: pl.DataFrame, peaks: Peaks, network: NetworkModel | None) ->
         )
     if table["bubble_ns"].sum():
         reasons.append("bubble: 1F1B with equal stages, from the rank's messages (guessed)")
+    reasons.append(explain_interval(["never run"]))
     if unknown := int(table["unknown"].sum()):
         reasons.append(f"{unknown} operators or communications of unknown size take no time")
     return reasons

@@ -22,6 +22,9 @@ _SMALL_BYTES = 16_384
 """Communications up to this size show the latency."""
 
 
+_SLOW_SHARING = 1.02
+"""Ratio of measured to modelled times above which overlapping transfers do not reach all of the rate together."""
+
 _MIN_COUNT = 5
 """Fewer communications of a kind fit nothing."""
 
@@ -73,7 +76,7 @@ def fit_network(scenario: Scenario) -> NetworkFit:
     for _ in range(3 if is_fitted else 1):
         if is_fitted:
             latency *= _find_ratio(scenario, small, _build_model(scenario, latency, rate))
-        rate = _fit_rate(scenario, basis, latency, rate)
+        rate = _fit_rate(scenario, basis, latency, rate, _QUANTILE if basis is separate else 0.5)
     model = replace(_build_model(scenario, latency, rate), buffer_bytes=_find_buffer(scenario, measured))
     if basis is separate:
         model = _fit_sharing(scenario, large.filter("overlaps"), model)
@@ -110,13 +113,16 @@ def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) 
     """Fit the efficiency of shared links, so that modelled times of overlapping transfers match the measured median."""
     if shared.height < _MIN_COUNT:
         return model
-    for _ in range(8):
-        ratio = _find_ratio(scenario, shared, model, quantile=0.5)
-        efficiency = min(max(model.sharing_efficiency / ratio, 0.3), 1.0)
-        if abs(efficiency - model.sharing_efficiency) < 1e-3:
-            break
-        model = replace(model, sharing_efficiency=efficiency)
-    return model
+    low, high = 0.3, 1.0
+    ratio = _find_ratio(scenario, shared, model, quantile=0.5)
+    if ratio < _SLOW_SHARING:
+        return model
+    # Queues make modelled times grow steeply as the efficiency falls, so bisect.
+    while high - low > 0.005:
+        fitted = replace(model, sharing_efficiency=(low + high) / 2)
+        ratio = _find_ratio(scenario, shared, fitted, quantile=0.5)
+        low, high = (low, fitted.sharing_efficiency) if ratio > 1 else (fitted.sharing_efficiency, high)
+    return fitted if ratio < _SLOW_SHARING else model
 
 
 def _measure(scenario: Scenario) -> pl.DataFrame:
@@ -173,10 +179,12 @@ def _find_ratio(
     return float(np.quantile(actual / np.maximum(modelled, 1.0), quantile))
 
 
-def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float) -> float:
-    """Return the bandwidth (bytes/s) at which the 0.25 quantile of measured over modelled times is 1."""
+def _fit_rate(
+    scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float, quantile: float
+) -> float:
+    """Return the bandwidth (bytes/s) at which a quantile of measured over modelled times is 1."""
     for _ in range(12):
-        ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate))
+        ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate), quantile)
         rate = min(max(rate / ratio, 1e3), 1e15)
         if abs(ratio - 1) < 1e-3:
             break

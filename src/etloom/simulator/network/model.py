@@ -132,10 +132,10 @@ def _price_group(model: NetworkModel, collective: str, ranks: int, stride: int) 
     last = max(ranks - 1, 0) * stride
     # Of the pairs of neighboring stages, one that crosses a host's border is the slowest.
     members = [0, last] if collective == "message" else list(range(0, last + 1, stride))
-    latency, whole = (model.time_ns(collective, size, members) for size in (0, 1))
-    if latency is None or whole is None:
+    latency, total = (model.time_ns(collective, size, members) for size in (0, 1))
+    if latency is None or total is None:
         raise ValueError(f"unknown collective {collective!r}")
-    return latency / 1e9, (whole - latency) / 1e9
+    return latency / 1e9, (total - latency) / 1e9
 
 
 class TransferTimes:
@@ -240,9 +240,9 @@ class TransferTimes:
                 connection = fixed.members if self._is_host[number] else None
             elif self._is_host[number]:
                 queues = tuple((rank, fixed.group) for rank in ranks)
-            begins_of = tuple(values[low:high])
+            arrivals = tuple(values[low:high])
             transfers.append(
-                Transfer(begins_of, queues, fixed.latency_ns, self._flows[number], workers, connection)
+                Transfer(arrivals, queues, fixed.latency_ns, self._flows[number], workers, connection)
             )
         return np.array(share_links(transfers, self._sharing_efficiency))
 

@@ -83,8 +83,8 @@ def place_group(topology: Topology, ranks: tuple[int, ...], *, exclusive: bool =
         if exclusive:
             devices = topology.count_card_devices(number)
             cards, users = np.unique(members // devices, return_counts=True)
-            unit_of_card = cards * devices // topology.count_devices(number)
-            used = np.bincount(np.searchsorted(units, unit_of_card))
+            card_units = cards * devices // topology.count_devices(number)
+            used = np.bincount(np.searchsorted(units, card_units))
             rates, crowd = float(used[crosses].min() * devices), float(users.max() / devices)
         spreads.append(Spread(number, int(joined.max()), rates, int(peers.max()), crowd))
     return Placement(len(members), tuple(spreads))
