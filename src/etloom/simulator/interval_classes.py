@@ -35,7 +35,7 @@ ERRORS: Mapping[str, ClassError] = {
     "another number of ranks": ClassError(0.07, 36),
     "several levels of the network": ClassError(0.12),
     "another device": ClassError(0.05, 4),
-    "the host of another device": ClassError(0.05),
+    "another host": ClassError(0.05),
     "pipeline sizes": ClassError(0.06, 3),
     # Predictions from operators or sizes: benchmarks/predict/vtrain.py.
     "never run": ClassError(0.2),

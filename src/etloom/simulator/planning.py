@@ -66,6 +66,7 @@ _LIMITS = {
     "host": "host",
 }
 """Part of the step time -> its name in the answer."""
+_HOST_TIMES = ("operator_s", "reduce_operator_s", "step_s")
 _COMMUNICATIONS = ("tensor", "context", "expert", "data", "message")
 
 
@@ -266,6 +267,7 @@ def choose_constants(job: TrainingJob, cluster: Cluster) -> StepConstants:
         "multiprocessors": float(peaks.multiprocessors or 100),
         "linear_speedup": speedup,
         "tile_efficiency": StepConstants.tile_efficiency if is_ampere else 0.7,
+        **{name: cluster.host * getattr(StepConstants, name) for name in _HOST_TIMES},
     }
     if not job.fused:
         return StepConstants(**device)
@@ -275,8 +277,9 @@ def choose_constants(job: TrainingJob, cluster: Cluster) -> StepConstants:
         activation_passes=20.0,
         sequence_parallel=True,
         operators=80.0,
-        exchange_s=0.1e-3,
+        exchange_s=0.1e-3 * cluster.host,
         overlap=0.8,
+        overlaps_experts=job.overlap_experts,
     )
 
 

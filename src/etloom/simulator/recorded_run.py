@@ -24,7 +24,7 @@ from etloom.graphs.transfers import TRANSFER_KINDS
 from etloom.simulator.chains import ChainScenario, contract_scenario
 from etloom.simulator.changes import TARGETS
 from etloom.simulator.durations import PointSpans
-from etloom.simulator.edge_selection import EdgeSelector
+from etloom.simulator.edge_selection import HOST_KINDS, EdgeSelector
 from etloom.simulator.extremes import Extremes, find_extremes, renumber_extremes
 from etloom.simulator.network import NetworkFit, apply_network, try_fit
 from etloom.simulator.scenario import (
@@ -150,6 +150,15 @@ class RecordedRun:
         before = int(time.max() - time.min()) - int(lag.sum()) if path.size else 0
         table = critical_paths.summarize_path(self.graph.graph, self.job, path, lag, before)
         return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
+
+    @cached_property
+    def host_share(self) -> float:
+        """The share of the recorded critical path that is work of the host."""
+        contraction, graph = self.contraction, self.graph.graph
+        end = contraction.find_last_point(contraction.recorded_times, contraction.recorded, graph.lag_of)
+        path = contraction.find_longest_path(end, contraction.recorded_times, contraction.recorded)
+        lag = graph.lag_of(path)
+        return float(lag[np.isin(graph.kind[path], HOST_KINDS)].sum() / max(lag.sum(), 1))
 
     @cached_property
     def scenario(self) -> Scenario:

@@ -67,6 +67,8 @@ class StepConstants:
         link_scale: factor of the times of transfers.
         sharpness: of the smooth maximum of the times of GPU and host; the higher, the better they overlap.
         overlap: share of computation during which gradients, gathered parameters and messages are transferred.
+        overlaps_experts: whether all-to-alls are transferred during this share of the computation, too: that of another
+            micro-batch (DualPipe, Megatron's --overlap-moe-expert-parallel-comm).
     """
 
     peak_flops: float = 312e12
@@ -88,6 +90,7 @@ class StepConstants:
     link_scale: float = 1.0
     sharpness: float = 6.0
     overlap: float = 0.0
+    overlaps_experts: bool = False
 
     @property
     def traffic_rate(self) -> float:
@@ -254,6 +257,9 @@ def _time_layer(
         elements = elements + _SCORE_PASSES * scores * (2 + selected)
     # Experts take the part of tensor parallelism in the layers that have no other feed-forward network.
     reduces = (4 + 2 * again) * (1 - 0.5 * model.moe_share * np.equal(model.shared_experts, 0))
+    # Copies of a token that cross the borders of nodes.
+    spans = np.greater(model.routed_nodes, 0) & np.greater(layout.expert, network.topology.levels[0].size)
+    copies = np.where(spans, model.routed_nodes, model.top_k)
     sizes = {
         "tensor": ("all_reduce", tokens * model.hidden, tensor, 1.0, reduces),
         "context": (
@@ -265,7 +271,7 @@ def _time_layer(
         ),
         "expert": (
             "all_to_all",
-            tokens / tensor * model.top_k * model.hidden,
+            tokens / tensor * copies * model.hidden,
             layout.expert,
             1.0,
             (4 + 2 * again) * model.moe_share,
@@ -275,11 +281,11 @@ def _time_layer(
         name: constants.link_scale * count * network.compute_times(collective, HALF * size, ranks, stride)
         for name, (collective, size, ranks, stride, count) in sizes.items()
     }
-    return {
-        "compute": np.asarray((3 + again) * products + attention),
-        "memory": np.asarray(HALF * elements / constants.traffic_rate),
-        **transfers,
-    }
+    compute, memory = (3 + again) * products + attention, HALF * elements / constants.traffic_rate
+    if constants.overlaps_experts:
+        hidden = constants.overlap * (compute + memory)
+        transfers["expert"] = np.maximum(transfers["expert"] - hidden, 0.0)
+    return {"compute": np.asarray(compute), "memory": np.asarray(memory), **transfers}
 
 
 def _time_products(

@@ -76,7 +76,7 @@ def fit_network(scenario: Scenario) -> NetworkFit:
     for _ in range(3 if is_fitted else 1):
         if is_fitted:
             latency *= _find_ratio(scenario, small, _build_model(scenario, latency, rate))
-        rate = _fit_rate(scenario, basis, latency, rate, _QUANTILE if basis is separate else 0.5)
+        rate = _fit_rate(scenario, basis, latency, rate)
     model = replace(_build_model(scenario, latency, rate), buffer_bytes=_find_buffer(scenario, measured))
     if basis is separate:
         model = _fit_sharing(scenario, large.filter("overlaps"), model)
@@ -179,12 +179,10 @@ def _find_ratio(
     return float(np.quantile(actual / np.maximum(modelled, 1.0), quantile))
 
 
-def _fit_rate(
-    scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float, quantile: float
-) -> float:
-    """Return the bandwidth (bytes/s) at which a quantile of measured over modelled times is 1."""
+def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float) -> float:
+    """Return the bandwidth (bytes/s) at which the 0.25 quantile of measured over modelled times is 1."""
     for _ in range(12):
-        ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate), quantile)
+        ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate))
         rate = min(max(rate / ratio, 1e3), 1e15)
         if abs(ratio - 1) < 1e-3:
             break
