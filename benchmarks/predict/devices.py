@@ -11,6 +11,7 @@ the second device from the ratios measured on the other half, drawn with a fixed
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from functools import lru_cache
@@ -184,8 +185,7 @@ def compare_collectives(old: str, new: str, folder: Path) -> dict[str, object]:
         collective = {"alltoall": "all_to_all"}.get(name, name)
         times = []
         for network in networks:
-            shares = network.split(collective, size, list(range(ranks)), "device") or []
-            times.append(network.latency_ns(shares) + sum(map(network.data_ns, shares)))
+            times.append(network.time_ns(collective, size, range(ranks)) or math.nan)
         predicted.append(latency * times[1] / times[0])
     row = {"from": old, "to": new, "family": "nccl", "rows": both.height}
     row |= summarize("roofline", np.array(predicted), both["measured"].to_numpy(), 1.645 * NOMINAL_DEVIATION)

@@ -14,7 +14,6 @@ import polars as pl
 from requirements import state
 
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.planning import bound_errors, choose_constants
 from etloom.simulator.training_jobs import OPTIMIZER_BYTES, Cluster, TrainingJob, parse_cluster, read_job
 from etloom.simulator.training_shapes import Layout, ModelShape, estimate_memory
@@ -97,7 +96,7 @@ def compare(row: Publication) -> dict[str, Any]:
     """Return a row of the table: published and predicted step time and memory."""
     job, cluster = row.job, row.cluster
     constants = choose_constants(job, cluster)
-    network = PlacedNetwork(NetworkModel(cluster.topology))
+    network = NetworkModel(cluster.topology)
     seconds = float(predict_steps(job.model, row.layout, constants, network).total)
     memory = estimate_memory(
         job.model,

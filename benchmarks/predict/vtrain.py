@@ -26,7 +26,6 @@ import polars as pl
 from requirements import DATA, state
 
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.network.topology import Level, Topology, get_preset
 from etloom.simulator.training_shapes import Array, Layout, ModelShape, take_rows
 from etloom.simulator.training_step import FITTED, StepConstants, calibrate, predict_steps
@@ -48,7 +47,7 @@ class Measurements(NamedTuple):
         shapes = take_rows(self.model, rows), take_rows(self.layout, rows)
         return Measurements(*shapes, self.seconds[rows], self.batch[rows])
 
-    def predict(self, constants: StepConstants, network: PlacedNetwork) -> Array:
+    def predict(self, constants: StepConstants, network: NetworkModel) -> Array:
         """Return the predicted seconds."""
         return predict_steps(self.model, self.layout, constants, network).total
 
@@ -66,7 +65,7 @@ def read_measurements(path: Path) -> Measurements:
     return Measurements(ModelShape(layers, hidden, heads, sequence), layout, ms / 1e3, batch)
 
 
-def read_network(folder: Path, node_bytes_per_s: float) -> PlacedNetwork:
+def read_network(folder: Path, node_bytes_per_s: float) -> NetworkModel:
     """Return nodes of A100s with measured all-reduces inside; each GPU has its share of the rate of its node."""
     tables = {}
     for ranks in range(2, GPUS_PER_NODE + 1):
@@ -77,7 +76,7 @@ def read_network(folder: Path, node_bytes_per_s: float) -> PlacedNetwork:
 
     network = Level("network", 1 << 16, "switch", node_bytes_per_s / GPUS_PER_NODE, 5e3)
     topology = Topology("A100 nodes", (get_preset("dgx-a100").levels[0], network))
-    return PlacedNetwork(NetworkModel(topology), tables)
+    return NetworkModel(topology, measured=tables)
 
 
 def report(name: str, predicted: Array, measured: Array, deviation: float) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def bound_errors(errors: Array) -> float:
 
 
 def evaluate(
-    run: Measurements, source: Measurements | None, network: PlacedNetwork, seed: int
+    run: Measurements, source: Measurements | None, network: NetworkModel, seed: int
 ) -> tuple[list[dict[str, Any]], StepConstants]:
     """Return the rows of the blind and of the calibrated prediction, and the fitted constants."""
     measured, blind_constants = run.seconds, StepConstants()
@@ -151,7 +150,7 @@ def rank_layouts(run: Measurements, predicted: Array, *, same_batch: bool) -> pl
     return pl.DataFrame(rows, [*table.columns, "layouts", "tau"], orient="row").sort(table.columns)
 
 
-def report_ranking(run: Measurements, network: PlacedNetwork) -> None:
+def report_ranking(run: Measurements, network: NetworkModel) -> None:
     """Print how far the predicted order of layouts agrees with the measured order, with the blind constants."""
     predicted = run.predict(StepConstants(), network)
     for same_batch, label in ((False, "model and GPUs"), (True, "model, GPUs and batch")):

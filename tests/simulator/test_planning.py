@@ -16,7 +16,6 @@ import etloom
 from etloom import cli
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.network.topology import Level, Topology, get_preset
 from etloom.simulator.planning import AXES, plan
 from etloom.simulator.training_jobs import (
@@ -29,6 +28,7 @@ from etloom.simulator.training_jobs import (
 )
 from etloom.simulator.training_shapes import Layout, ModelShape, count_stage_parameters, estimate_memory
 from etloom.simulator.training_step import StepConstants, StepTimes, predict_steps
+from support.paths import ROOT
 
 PUBLISHED_BILLIONS = {
     "llama3-8b": 8.03,
@@ -116,7 +116,7 @@ def test_stages_and_tensor_parallelism_divide_parameters() -> None:
 
 
 def test_groups_of_an_axis_share_the_network_of_their_nodes() -> None:
-    network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
+    network = NetworkModel(get_preset("dgx-h100"))
     size = 1e9
     inside = network.compute_times("all_reduce", size, 8.0, 1.0)
     across = network.compute_times("all_reduce", size, np.array([16.0, 16.0]), np.array([1.0, 8.0]))
@@ -137,7 +137,7 @@ TOKENS_BYTES = 2 * 2048 * 1024
 def time_parts(model: ModelShape, layout: Layout, rate: float = 1e9, latency_ns: int = 0) -> StepTimes:
     level = Level("wire", 4096, "switch", rate, latency_ns)
     constants = StepConstants(attention_efficiency=0.5, operators=0.0, exchange_s=0.0, step_s=0.0)
-    return predict_steps(model, layout, constants, PlacedNetwork(NetworkModel(Topology("flat", (level,)))))
+    return predict_steps(model, layout, constants, NetworkModel(Topology("flat", (level,))))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_bubble_of_interleaved_stages_follows_the_closed_formula(chunks: int
 
 
 def test_a_message_between_stages_crosses_nodes_if_the_pipeline_does() -> None:
-    network = PlacedNetwork(NetworkModel(get_preset("dgx-h100")))
+    network = NetworkModel(get_preset("dgx-h100"))
     inside, across = network.compute_times("message", 1e8, np.array([2.0, 4.0]), np.array([4.0, 4.0]))
     assert across == pytest.approx(inside * 9, rel=0.1)
 
@@ -252,9 +252,62 @@ def test_only_the_measured_class_is_calibrated(recompute: str, words: set[str]) 
     cluster = parse_cluster({"device": "A100 80GB SXM", "gpus": 8, "network": "dgx-a100"}, "cluster")
     answer = plan(job, cluster, {"cp": 1})
     assert set(answer.table["interval"]) == words
-    assert ("calibrated on 708" in " ".join(answer.reasons)) == (words == {"calibrated"})
+    assert ("(708 measurements)" in " ".join(answer.reasons)) == (words == {"calibrated"})
     width = answer.table["upper_bound_ns"] / answer.table["step_ns"]
     assert (width < 1.19).all() == (words == {"calibrated"})
+
+
+def test_a_recording_is_a_job() -> None:
+    """Rank 0 of 16 of examples/train_gpt.py, --tensor 2 --pipeline 2, recorded in a fake world."""
+    model = {
+        "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "head_width": 64, "ffn": 2048, "vocabulary": 5000,
+        "sequence": 256,
+    }  # fmt: skip
+    described = parse_job({**model, "batch": 3 * 2 * 4}, "fake_gpt")
+    recorded = etloom.plan(ROOT / "tests" / "data" / "fake_gpt", gpus=16)
+    assert recorded.job == described
+    assert recorded.table.equals(plan(described, read_cluster("dgx-h100", 16)).table)
+    with pytest.raises(AnalysisError, match=r"no attention operator .*; describe the job in YAML"):
+        etloom.plan(ROOT / "tests" / "data" / "ddp_2")
+
+
+def test_a_slow_host_limits_small_steps() -> None:
+    answers = [
+        plan(parse_job(JOB, "job"), parse_cluster({**CLUSTER, "host": host}, "cluster"), {"tp": 8})
+        for host in (1.0, 30.0)
+    ]
+    fast, slow = (answer.table.row(0, named=True) for answer in answers)
+    assert slow["step_ns"] > 2 * fast["step_ns"]
+    assert slow["limit"].startswith("host") and not fast["limit"].startswith("host")
+
+
+def test_experts_overlap_and_nodes_limit_their_traffic() -> None:
+    layout = Layout(1.0, 8.0, 1.0, 16.0, 1.0, expert=16.0, recompute=0.0)
+    network = NetworkModel(get_preset("dgx-h100"))
+    constants = StepConstants(attention_efficiency=0.5, overlap=0.02)
+    limited = replace(EXPERTS, top_k=4.0, routed_nodes=1.0)
+    everywhere, near = (
+        predict_steps(model, layout, constants, network).expert
+        for model in (replace(limited, routed_nodes=0.0), limited)
+    )
+    assert near == pytest.approx(everywhere / 4, rel=0.3)
+    hidden = predict_steps(limited, layout, replace(constants, overlaps_experts=True), network)
+    plain = predict_steps(limited, layout, constants, network)
+    assert plain.expert - 0.02 * (plain.compute + plain.memory) < hidden.expert < plain.expert
+    one_node = replace(layout, data=8.0, expert=8.0)
+    assert (
+        predict_steps(limited, one_node, constants, network).expert
+        == predict_steps(replace(limited, routed_nodes=0.0), one_node, constants, network).expert
+    )
+
+
+def test_a_key_that_is_there_twice_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("layers: 2\nhidden: 64\nlayers: 3\n")
+    with pytest.raises(EtloomError, match=r"job\.yaml: line 3: key 'layers' is there twice"):
+        read_job(tmp_path / "job.yaml")
+    (tmp_path / "cluster.yaml").write_text("network:\n  levels:\n  - {size: 8, size: 9, bandwidth: 1GB/s}\n")
+    with pytest.raises(EtloomError, match=r"line 3: key 'size' is there twice"):
+        read_cluster(tmp_path / "cluster.yaml")
 
 
 def test_if_nothing_fits_the_answer_states_what_is_missing() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -14,19 +16,19 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.simulator import Network
 from etloom.simulator.network import parse_target, parse_topology
-from etloom.simulator.network.model import (
-    Flow,
-    Transfer,
-    find_dims,
-    share_links,
-    split_collective,
-    split_gloo,
-)
-from etloom.simulator.network.topology import PRESETS, Topology, get_preset
+from etloom.simulator.network.model import Flow, NetworkModel, Transfer, TransferTimes, share_links
+from etloom.simulator.network.placement import Share, place_group, split_collective
+from etloom.simulator.network.topology import PRESETS, Level, Topology, get_preset
+from etloom.simulator.scenario import INSTANCE_COLUMNS, PARTICIPATION_COLUMNS, Communications
 
 
 def transfer(begin: float, alone: float, *links: int, queue: object = None) -> Transfer:
     return Transfer((begin,), (queue,), 0.0, (Flow(alone, links),))
+
+
+def split(collective: str, size: float, topology: Topology, *ranks: int, **options: Any) -> list[Share]:
+    side = options.pop("side", "device")
+    return split_collective(collective, size, place_group(topology, ranks, **options), side) or []
 
 
 @pytest.mark.parametrize(
@@ -50,9 +52,9 @@ def test_transfers_on_a_link_divide_it(transfers: list[Transfer], finish: list[f
 
 
 def test_ranks_that_wait_for_each_other_in_other_orders_end() -> None:
-    a = Transfer((0.0, 1.0), ("x", "y"), 0.0, (Flow(5, (0,)),))
-    b = Transfer((1.0, 0.0), ("x", "y"), 0.0, (Flow(5, (0,)),))
-    assert max(share_links([a, b], workers=1)) == pytest.approx(11)
+    a = Transfer((0.0, 1.0), ("x", "y"), 0.0, (Flow(5, (0,)),), 1)
+    b = Transfer((1.0, 0.0), ("x", "y"), 0.0, (Flow(5, (0,)),), 1)
+    assert max(share_links([a, b])) == pytest.approx(11)
 
 
 def test_many_transfers_in_opposite_orders_end() -> None:
@@ -65,11 +67,11 @@ def test_ranks_that_wait_for_each_other_go_on_when_nothing_moves() -> None:
     """Two transfers are issued in opposite orders, each queue takes one; a third one shares its link for a while."""
     flow = Flow(100.0, (0,))
     crossed = [
-        Transfer((0.0, 1.0), ("a", "b"), 0.0, (Flow(10.0, (1,)),)),
-        Transfer((1.0, 0.0), ("a", "b"), 0.0, (Flow(10.0, (1,)),)),
+        Transfer((0.0, 1.0), ("a", "b"), 0.0, (Flow(10.0, (1,)),), 1),
+        Transfer((1.0, 0.0), ("a", "b"), 0.0, (Flow(10.0, (1,)),), 1),
     ]
     alone = [Transfer((0.0,), (None,), 0.0, (flow,)), Transfer((0.0,), (None,), 0.0, (Flow(10.0, (0,)),))]
-    finish = share_links([*crossed, *alone], workers=1)
+    finish = share_links([*crossed, *alone])
     assert finish[2:] == [110.0, 20.0]  # without the second one's time, the first one would end at 100
     assert finish[:2] == [120.0, 130.0]
 
@@ -80,38 +82,110 @@ def test_thousands_of_transfers_on_a_link_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "algorithm", "n", "rounds", "moved"),
+    ("collective", "n", "rounds", "moved"),
     [
-        ("all_reduce", "ring", 4, 6, 1.5),
-        ("all_reduce", "halving-doubling", 8, 6, 1.75),
-        ("all_reduce", "tree", 8, 6, 2),
-        ("all_gather", "ring", 4, 3, 0.75),
-        ("reduce_scatter", "direct", 4, 1, 0.75),
-        ("all_to_all", "ring", 8, 7, 0.875),
-        ("broadcast", "ring", 8, 3, 1),
-        ("message", "ring", 2, 1, 1),
+        ("all_reduce", 4, 6, 1.5),
+        ("all_gather", 4, 3, 0.75),
+        ("reduce_scatter", 8, 7, 0.875),
+        ("all_to_all", 8, 7, 0.875),
+        ("broadcast", 8, 3, 1),
+        ("message", 2, 1, 1),
     ],
 )
-def test_costs_of_algorithms(collective: str, algorithm: str, n: int, rounds: int, moved: float) -> None:
-    (share,) = split_collective(collective, 1024, [(0, n)], algorithm) or []
+def test_costs_of_algorithms(collective: str, n: int, rounds: int, moved: float) -> None:
+    (share,) = split(collective, 1024, Topology("flat", (Level("wire", 8),)), *range(n))
     assert (share.rounds, share.bytes / 1024) == (rounds, moved)
 
 
-def test_levels_reduce_from_the_inside() -> None:
-    shares = split_collective("all_reduce", 800, [(0, 8), (1, 2)]) or []
-    assert [(share.level, share.bytes) for share in shares] == [(0, 1400), (1, 100)]
-    assert sum(share.bytes for share in split_gloo("reduce_scatter", 800, [(0, 4)]) or []) == 1200
-    assert split_collective(None, 800, [(0, 4)]) is None
+HOSTS = Topology("hosts of four with two cards", (Level("bus", 4), Level("wire", 8, cards=2)))
 
 
-def test_groups_find_their_levels() -> None:
-    topology = parse_topology(
-        {"levels": [{"size": 4, "bandwidth": "100GB/s"}, {"size": 3, "bandwidth": "10GB/s", "kind": "ring"}]}
+def test_a_ring_enters_each_host_once_per_member() -> None:
+    """NCCL: a host's link carries the ring of all members; members in a host run as many rings at a time."""
+    inside, across = split("all_reduce", 800, HOSTS, *range(8))
+    assert inside.bytes == 2 * 7 / 8 * 800
+    assert across.bytes == 2 * 7 / 8 * 800 / 4
+    (alone,) = split("all_reduce", 800, HOSTS, 0, 4)
+    assert alone.bytes == 800
+    uneven = split("all_gather", 800, HOSTS, 0, 1, 2, 4)
+    assert [share.bytes for share in uneven] == [600, 600]  # a single member of the second host
+    assert split("all_reduce", 800, HOSTS, *range(8), side="host")[1].bytes == 2 * 7 / 8 * 800
+    assert sum(share.bytes for share in split("reduce_scatter", 800, HOSTS, 0, 1, 2, 3, side="host")) == 1200
+
+
+def test_a_group_alone_has_the_network_cards_of_its_hosts() -> None:
+    """Two devices share a card: a group of one of them has twice the rate while the other is silent."""
+    assert split("all_reduce", 800, HOSTS, 0, 4, exclusive=True)[0].bytes == 400
+    assert split("all_reduce", 800, HOSTS, 0, 1, 4, 5, exclusive=True)[1].bytes == 2 * 3 / 4 * 800 / 2
+    assert split("message", 800, HOSTS, 1, 6, exclusive=True)[0].bytes == 400
+    assert split("message", 800, HOSTS, 1, 6)[0].bytes == 800
+
+
+def test_members_of_an_all_to_all_send_over_the_levels_between_them() -> None:
+    assert [share.bytes for share in split("all_to_all", 800, HOSTS, *range(8))] == [300, 400]
+    assert [share.level for share in split("all_to_all", 800, HOSTS, 0, 4)] == [1]
+    assert split_collective(None, 800, place_group(HOSTS, (0, 1))) is None
+
+
+def communicate(*rows: tuple[str, int, list[int], str]) -> Communications:
+    """Communications (name, bytes, ranks, where) of which every rank begins at points 0, 1, ..."""
+    instances, parts = [], []
+    for instance, (collective, size, ranks, side) in enumerate(rows):
+        described = (instance, collective, size, len(ranks), ranks, "group", side)
+        instances.append(dict(zip(INSTANCE_COLUMNS, described, strict=True)))
+        for rank in ranks:
+            part = (instance, rank, len(parts), len(parts), -1, -1)
+            parts.append(dict(zip(PARTICIPATION_COLUMNS, part, strict=True)))
+    return Communications(
+        pl.DataFrame(instances, schema=INSTANCE_COLUMNS), pl.DataFrame(parts, schema=PARTICIPATION_COLUMNS)
     )
-    assert find_dims(topology, list(range(12))) == [(0, 4), (1, 3)]
-    assert find_dims(topology, [0, 1, 2, 3]) == [(0, 4)]
-    assert find_dims(topology, [1, 5, 9]) == [(1, 3)]
-    assert find_dims(topology, [0, 1, 4]) == [(1, 3)]
+
+
+WIRE = NetworkModel(Topology("wire", (Level("wire", 8, "switch", 1e9),)))
+
+
+def finish_ms(
+    network: NetworkModel, *rows: tuple[str, int, list[int], str], begins_ms: list[float] | None = None
+) -> list[float]:
+    times = TransferTimes(communicate(*rows), network)
+    begins = np.zeros(len(times.parts)) if begins_ms is None else 1e6 * np.array(begins_ms)
+    return [float(time / 1e6) for time in times.finish(begins)]
+
+
+def test_messages_share_links_by_direction_and_keep_their_order() -> None:
+    forth, back = ("message", 10_000_000, [0, 1], "host"), ("message", 10_000_000, [1, 0], "host")
+    assert finish_ms(WIRE, forth, back) == pytest.approx([10, 10])
+    assert finish_ms(WIRE, forth, forth) == pytest.approx([10, 20])
+    assert finish_ms(WIRE, forth, ("message", 10_000_000, [0, 2], "host")) == pytest.approx([20, 20])
+    assert finish_ms(WIRE, back, ("all_gather", 10_000_000, [0, 1], "device")) == pytest.approx([15, 10])
+
+
+def test_a_buffer_is_announced_behind_the_data_that_its_rank_sends() -> None:
+    """Rank 1 sends to rank 0, and then receives from it: gloo's announcement waits for the end of what it sends."""
+    sent, received = ("message", 10_000_000, [1, 0], "host"), ("message", 10_000_000, [0, 1], "host")
+    assert finish_ms(WIRE, sent, received, begins_ms=[0, 0, 0, 1]) == pytest.approx([10, 20])
+    assert finish_ms(WIRE, sent, received, begins_ms=[1, 0, 0, 0]) == pytest.approx([11, 10])
+    on_device = [(*row[:3], "device") for row in (sent, received)]
+    assert finish_ms(WIRE, *on_device, begins_ms=[0, 0, 0, 1]) == pytest.approx([10, 11])
+
+
+def test_groups_in_the_same_hosts_share_their_cards() -> None:
+    """Groups of the first and the second device of two hosts share a card, those of the first and third do not."""
+    network = NetworkModel(
+        replace(HOSTS, levels=tuple(replace(level, bytes_per_second=1e9) for level in HOSTS.levels))
+    )
+    pairs = [("all_reduce", 8_000_000, [first, first + 4], "device") for first in (0, 1, 2)]
+    assert finish_ms(network, pairs[0], pairs[2]) == pytest.approx([4, 4])
+    assert finish_ms(network, pairs[0], pairs[1]) == pytest.approx([8, 8])
+    assert network.time_ns("all_reduce", 8_000_000, [0, 4]) == pytest.approx(8e6)
+
+
+def test_a_sender_continues_when_the_rest_is_in_buffers() -> None:
+    network = replace(WIRE, buffer_bytes=4_000_000)
+    times = TransferTimes(
+        communicate(("message", 10_000_000, [1, 0], "host"), ("message", 1, [0, 1], "host")), network
+    )
+    assert times.stays.tolist() == pytest.approx([0.6, 1, 0, 1])
 
 
 LEVEL: dict[str, Any] = {"size": 8, "bandwidth": "50GB/s"}
@@ -128,6 +202,7 @@ LEVEL: dict[str, Any] = {"size": 8, "bandwidth": "50GB/s"}
         ({"levels": [{**LEVEL, "kind": "torus"}]}, "unknown kind 'torus'; expected one of switch"),
         ({"levels": [{**LEVEL, "bandwidth": "2x"}]}, "levels[0]: expected a bandwidth with a unit"),
         ({"levels": [{**LEVEL, "efficiency": 0}]}, "expected a number above 0 and up to 1, got 0"),
+        ({"levels": [LEVEL, {**LEVEL, "cards": 3}]}, "levels[1].cards: 3 does not divide the 8 devices"),
         ({"levels": [LEVEL, LEVEL], "devices_per_host": 4}, "devices_per_host: 4 differs"),
         ({"levels": [LEVEL], "hosts": 3, "devices_per_host": 4}, "hosts x devices_per_host = 12 differs"),
     ],
@@ -193,6 +268,9 @@ def test_overlapping_transfers_are_predicted_from_their_shared_times() -> None:
     assert absolute == pytest.approx(row["predicted_ns"], rel=0.01)
     assert prediction.job[1].events["dur"].to_list() == pytest.approx([14e6, 14e6], rel=0.02)
     assert "error" in prediction.reasons[0]
+    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (18")
+    deep = etloom.predict(job, network="dgx-h100", ranks=4).reasons[-1]
+    assert deep == "interval not calibrated: several levels of the network"
     assert "GB/s" in prediction._repr_html_()
     simulated = etloom.simulate(job, Network(0.5)).table.row(0, named=True)
     assert simulated["upper_bound_ns"] == pytest.approx(16_000_000, rel=0.01)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.network.topology import get_preset
 from etloom.simulator.training_shapes import Array, Layout, ModelShape
 from etloom.simulator.training_step import (
@@ -19,7 +18,7 @@ from etloom.simulator.training_step import (
     predict_steps,
 )
 
-NETWORK = PlacedNetwork(NetworkModel(get_preset("dgx-a100")))
+NETWORK = NetworkModel(get_preset("dgx-a100"))
 Shapes = tuple[ModelShape, Layout]
 
 

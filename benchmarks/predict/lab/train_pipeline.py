@@ -1,7 +1,8 @@
 """Training with 1F1B pipelines on an emulated accelerator (each layer sleeps) over gloo.
 
-Environment: as in step_times.py, and MICRO_BATCHES. Each rank is a stage with its share of the layers; the first also
-sleeps for an embedding, the last for a head. Rank 0 prints the step times in ms and their median after warm-up.
+Environment: as in step_times.py, MICRO_BATCHES, and MESSAGE_KB (of activations between stages). Each rank is a stage
+with its share of the layers; the first also sleeps for an embedding, the last for a head. Rank 0 prints the step times
+in ms and their median after warm-up.
 """
 
 import os
@@ -13,6 +14,7 @@ from step_times import forward_s, layers, run_steps
 
 micro_batches = int(os.environ.get("MICRO_BATCHES", 6))
 width = 64
+rows = int(os.environ.get("MESSAGE_KB", 2)) * 1024 // width // 4
 
 
 class Emulated(torch.autograd.Function):
@@ -42,7 +44,7 @@ optimizer = torch.optim.SGD([weight], lr=0.0)
 
 def run_forward():
     """Receive, compute, and send to the next stage; return input and output."""
-    x = torch.ones(8, width)
+    x = torch.ones(rows, width)
     if rank > 0:
         dist.recv(x, rank - 1)
     x.requires_grad_()

@@ -13,13 +13,14 @@ from step_times import forward_s, layers, run_steps, width
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 world = dist.get_world_size()
-shards = [torch.nn.Parameter(torch.zeros(width * width // world)) for _ in range(layers)]
+shard = width * width // world
+shards = [torch.nn.Parameter(torch.zeros(shard)) for _ in range(layers)]
 optimizer = torch.optim.SGD(shards, lr=0.01)
 
 
 def gather(layer: int) -> tuple[torch.Tensor, dist.Work]:
     """Start to gather the weights of a layer."""
-    full = torch.empty(width * width)
+    full = torch.empty(shard * world)
     return full, dist.all_gather_into_tensor(full, shards[layer].detach(), async_op=True)
 
 

@@ -155,7 +155,7 @@ def simulate_memory(run: Run, *changes: str, other_batch: Run | None = None) -> 
 
 @verb
 def plan(
-    job: StrPath,
+    job: Run,
     cluster: StrPath = "dgx-h100",
     *,
     gpus: int | None = None,
@@ -164,7 +164,8 @@ def plan(
     """Rank the layouts of a training job on a cluster by their predicted step time, with 90 % intervals.
 
     Args:
-        job: a path of a YAML file, or an example such as "llama3-8b" (docs/plan.md).
+        job: a path of a YAML file, an example such as "llama3-8b" (docs/plan.md), or a recording of a transformer with
+            shapes, real or of a fake world.
         cluster: a path of a YAML file, or nodes such as "dgx-h100".
         gpus: the number of GPUs; default: that of the cluster.
         parallel: sizes of axes that are fixed, such as {"tp": 8}; vp: model chunks per stage, mb: micro-batches.
@@ -175,7 +176,7 @@ def plan(
 
     Raises:
         UnknownName: no job or cluster has this name.
-        EtloomError: a file describes no job or cluster.
+        EtloomError: a file describes no job or cluster, or a recording no transformer.
         AnalysisError: no layout exists, or none fits into the memory.
 
     Example:
@@ -183,11 +184,17 @@ def plan(
         ['tp', 'cp', 'pp']
     """
     from etloom.simulator.planning import plan as plan_job
-    from etloom.simulator.training_jobs import MAX_GPUS, read_cluster, read_job
+    from etloom.simulator.recorded_jobs import describe_recorded_job
+    from etloom.simulator.training_jobs import MAX_GPUS, names_recording, read_cluster, read_job
 
     if gpus is not None and not (isinstance(gpus, int) and 1 <= gpus <= MAX_GPUS):
         raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus!r}", option="gpus")
-    return plan_job(read_job(job), read_cluster(cluster, gpus), parallel)
+    if isinstance(job, (Trace, Job)) or names_recording(job):
+        name = "recording" if isinstance(job, (Trace, Job)) else Path(job).name
+        described = describe_recorded_job(_link_ranks(as_job(job)), name)
+    else:
+        described = read_job(job)
+    return plan_job(described, read_cluster(cluster, gpus), parallel)
 
 
 @verb
@@ -199,6 +206,7 @@ def predict(
     ranks: int | None = None,
     parallel: Mapping[str, int] | None = None,
     device: str | None = None,
+    host: float | None = None,
 ) -> Prediction | RelaidPipeline | UntimedPrediction:
     """Predict how long a run takes on another network, number of ranks, or device, with 90 % intervals.
 
@@ -212,6 +220,7 @@ def predict(
         parallel: sizes of the process mesh by axis, such as {"dp": 16}, with vp for model chunks per stage and mb for
             micro-batches.
         device: a GPU of docs/flops.md, such as "h100": kernels change, host time stays.
+        host: factor of the times of work on the host (0.5: a host that is twice as fast).
 
     Returns:
         The prediction: ``.table`` has one row for the job, the step time, each rank and each step; ``.reasons`` begins
@@ -233,7 +242,7 @@ def predict(
 
     job = as_job(run).map(linker.linked)
     if not has_times(job):
-        for option, value in (("ranks", ranks), ("parallel", parallel)):
+        for option, value in (("ranks", ranks), ("parallel", parallel), ("host", host)):
             if value is not None:
                 raise InvalidValue(
                     f"{option} needs a run with times, but its execution traces have none",
@@ -248,6 +257,7 @@ def predict(
         ranks=ranks,
         parallel=parallel,
         device=device,
+        host=host,
     )
 
 

@@ -26,7 +26,9 @@ def _list_names() -> dict[str, str]:
 @command(help_values=_list_names)
 def plan(
     *,
-    job: Annotated[str, "The job: a YAML file, or an example.", Positional("JOB")],
+    job: Annotated[
+        str, "The job: a YAML file, an example, or a recording (also --fake-world).", Positional("JOB")
+    ],
     cluster: Annotated[
         str, "The cluster: a YAML file, or nodes by name.", Flag(metavar="CLUSTER")
     ] = "dgx-h100",
@@ -60,6 +62,7 @@ def plan(
       etloom plan llama3-8b --gpus 64
       etloom plan llama3-405b --gpus 16384 --parallel tp=8,pp=16
       etloom plan job.yaml --cluster cluster.yaml --top 0 --format json
+      etloom plan run/ --gpus 256                             # the transformer of a recording
     """
     import etloom
     from etloom.simulator.resizing import parse_parallel

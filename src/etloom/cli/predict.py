@@ -46,6 +46,11 @@ class TargetOptions:
     device: Annotated[str | None, "The GPU: h100, b200, ..., as in docs/flops.md.", Flag(metavar="NAME")] = (
         None
     )
+    host: Annotated[
+        float | None,
+        "Factor of the times of work on the host (0.5: a host twice as fast).",
+        Flag(type=click.FloatRange(0, 1000, min_open=True)),
+    ] = None
 
 
 def _list_presets() -> dict[str, str]:
@@ -136,6 +141,7 @@ def _parse_target(target: TargetOptions) -> dict[str, Any]:
         "recorded_network": target.recorded_network,
         "ranks": target.ranks,
         "device": target.device,
+        "host": target.host,
     }
     for option, network in (("network", target.network), ("recorded_network", target.recorded_network)):
         if network is not None:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, UnknownName
 from etloom.core.text import count_noun
 from etloom.simulator.durations import Z_90
+from etloom.simulator.interval_classes import combine_errors, explain_interval
 from etloom.simulator.network.model import NetworkModel
-from etloom.simulator.network.placement import PlacedNetwork
 from etloom.simulator.training_jobs import (
     OPTIMIZER_BYTES,
     RECOMPUTATIONS,
@@ -37,6 +37,7 @@ from etloom.simulator.training_shapes import (
 )
 from etloom.simulator.training_step import StepConstants, StepTimes, predict_steps
 
+Mask = NDArray[np.bool_]
 AXES = {
     "tp": "tensor", "cp": "context", "pp": "pipeline", "vp": "chunks", "dp": "data", "ep": "expert",
     "mb": "micro_batches",
@@ -65,23 +66,8 @@ _LIMITS = {
     "host": "host",
 }
 """Part of the step time -> its name in the answer."""
+_HOST_TIMES = ("operator_s", "reduce_operator_s", "step_s")
 _COMMUNICATIONS = ("tensor", "context", "expert", "data", "message")
-
-_CALIBRATED_BOUND = math.log(1.185)
-"""Bound of nine in ten errors on vTrain's measurements, with constants stated beforehand: benchmarks/predict/vtrain.py.
-"""
-_DEVIATIONS = {
-    "fused kernels": 0.15,
-    "recomputation not full": 0.08,
-    "another device": 0.12,
-    "another vendor": 0.3,
-    "several nodes": 0.12,
-    "ZeRO 2 or 3": 0.1,
-    "context parallelism": 0.1,
-    "experts": 0.2,
-    "FP8": 0.15,
-}
-"""Property of a job that no measurement covers -> assumed standard deviation of the logarithm of the step time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,6 +137,10 @@ class Plan:
             }
         )
 
+    @property
+    def _first_classes(self) -> dict[str, Mask]:
+        return list_classes(self.job, self.cluster, take_rows(self.layouts, np.arange(1)))
+
     def _name_limits(self) -> list[str]:
         """Return the two largest parts of each step time, with their shares."""
         names = list(_LIMITS)
@@ -180,7 +170,7 @@ class Plan:
             f"{count_noun(self.considered, 'layout')} in all",
             *([self.misfits] if self.misfits else []),
             f"memory of the first layout, in GB: {kinds}",
-            *_explain_intervals(job, cluster, take_rows(self.layouts, np.arange(1))),
+            f"first {explain_interval(name for name, holds in self._first_classes.items() if holds[0])}",
             "assumed: ranks in the order tp, cp, dp, pp; tp, cp and ep communication exposed; "
             f"{100 * overlap:.0f} % of computation hides dp and pp",
             "not modelled: uneven experts, slower GPUs, failures, input delays",
@@ -216,7 +206,7 @@ def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None 
             misfits, remedy="more GPUs, GPUs with more memory, or an optimizer with smaller states"
         )
     considered, layouts = peak.size, take_rows(layouts, fitting)
-    times = predict_steps(job.model, layouts, constants, PlacedNetwork(NetworkModel(cluster.topology)))
+    times = predict_steps(job.model, layouts, constants, NetworkModel(cluster.topology))
     mesh = [np.asarray(getattr(layouts, AXES[axis])) for axis in ("tp", "cp", "pp", "dp", "ep")]
     order = np.argsort(times.total, kind="stable")
     _, first = np.unique(np.stack(mesh)[:, order], axis=1, return_index=True)
@@ -277,6 +267,7 @@ def choose_constants(job: TrainingJob, cluster: Cluster) -> StepConstants:
         "multiprocessors": float(peaks.multiprocessors or 100),
         "linear_speedup": speedup,
         "tile_efficiency": StepConstants.tile_efficiency if is_ampere else 0.7,
+        **{name: cluster.host * getattr(StepConstants, name) for name in _HOST_TIMES},
     }
     if not job.fused:
         return StepConstants(**device)
@@ -286,8 +277,9 @@ def choose_constants(job: TrainingJob, cluster: Cluster) -> StepConstants:
         activation_passes=20.0,
         sequence_parallel=True,
         operators=80.0,
-        exchange_s=0.1e-3,
+        exchange_s=0.1e-3 * cluster.host,
         overlap=0.8,
+        overlaps_experts=job.overlap_experts,
     )
 
 
@@ -407,12 +399,13 @@ def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
     )
 
 
-def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) -> dict[str, Array]:
-    """Return which layouts differ from the measured class in each respect of `_DEVIATIONS`."""
+def list_classes(job: TrainingJob, cluster: Cluster, layouts: Layout) -> dict[str, Mask]:
+    """Return for each class of `ERRORS` to which layouts it applies."""
     shape = np.shape(layouts.tensor)
     job_wide = {
+        "GPT on a node of A100": True,
         "fused kernels": job.fused,
-        "another device": cluster.peaks.name != "A100 80GB SXM",
+        "another GPU than A100": cluster.peaks.name != "A100 80GB SXM",
         "another vendor": cluster.peaks.name.startswith("MI"),
         "several nodes": cluster.gpus > cluster.node_size,
         "experts": bool(job.model.experts),
@@ -426,20 +419,10 @@ def _list_extrapolations(job: TrainingJob, cluster: Cluster, layouts: Layout) ->
     }
 
 
-def bound_errors(job: TrainingJob, cluster: Cluster, layouts: Layout) -> tuple[Array, Array]:
+def bound_errors(job: TrainingJob, cluster: Cluster, layouts: Layout) -> tuple[Array, Mask]:
     """Return the factor of the 90 % interval of each layout, and whether measurements calibrate it."""
-    extrapolations = _list_extrapolations(job, cluster, layouts)
-    variance = sum(_DEVIATIONS[text] ** 2 * holds for text, holds in extrapolations.items())
-    bound = np.hypot(_CALIBRATED_BOUND, Z_90 * np.sqrt(variance))
-    return np.exp(bound), np.asarray(variance == 0)
-
-
-def _explain_intervals(job: TrainingJob, cluster: Cluster, first: Layout) -> list[str]:
-    """Return a sentence on what the interval of the first layout rests on."""
-    missing = [text for text, holds in _list_extrapolations(job, cluster, first).items() if holds[0]]
-    if not missing:
-        return ["intervals are calibrated on 708 measured steps of GPTs on up to eight A100s (vTrain)"]
-    return [f"first interval not calibrated: {', '.join(missing)}"]
+    deviation, is_calibrated = combine_errors(list_classes(job, cluster, layouts))
+    return np.exp(Z_90 * deviation), is_calibrated
 
 
 def _round(values: Array | float) -> NDArray[np.int64]:

@@ -26,7 +26,9 @@ from etloom.graphs.graph import Int64Array
 from etloom.simulator.chains import ChainScenario
 from etloom.simulator.devices import change_collectives, change_device
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90
+from etloom.simulator.interval_classes import combine_errors, explain_interval
 from etloom.simulator.network import (
+    TargetNetwork,
     Topology,
     apply_network,
     parse_target,
@@ -39,6 +41,8 @@ from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.scenario import Basis, Scenario
 
 _NO_NETWORK = ["no network could be fitted: no communication between recorded ranks has a known size"]
+_HOST_BOUND = 0.5
+"""Share of the critical path above which a run is called host-bound."""
 _MAX_NS = float(1 << 60)
 """Limit of the sum of all lags at the upper end of their interval, so that times remain 64-bit integers."""
 
@@ -52,12 +56,14 @@ class Prediction:
         scenario: the predicted scenario, on a contracted graph.
         chains: the same without its network.
         recording: what all predictions of the job share.
+        classes: what it extrapolates, as in `ERRORS`.
     """
 
     recorded_job: Job
     scenario: Scenario
     chains: ChainScenario
     recording: RecordedRun
+    classes: tuple[str, ...] = ()
 
     @property
     def recorded(self) -> Scenario:
@@ -90,6 +96,9 @@ class Prediction:
         durations = self.chains.durations
         predicted = durations.measure(self.times).astype(float)
         below, above = np.zeros(len(predicted)), np.zeros(len(predicted))
+        further = Z_90 * float(combine_errors(dict.fromkeys(self.classes, True))[0])
+        below += np.square(predicted * -math.expm1(-further))
+        above += np.square(predicted * math.expm1(further))
         for faster, slower in self._vary_lags():
             below += np.square(np.maximum(predicted - durations.measure(faster), 0.0))
             above += np.square(np.maximum(durations.measure(slower) - predicted, 0.0))
@@ -129,7 +138,13 @@ class Prediction:
     def reasons(self) -> list[str]:
         """Sentences on the error of reproducing the recording, on each change, and on the sources of the predicted
         times."""
-        return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases()]
+        interval = [explain_interval(self.classes)] if self.classes else []
+        share = self.recording.host_share if "another host" in self.classes else 0.0
+        if share > _HOST_BOUND:
+            interval.insert(
+                0, f"host-bound: {100 * share:.0f} % of the recorded critical path is work of the host"
+            )
+        return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases(), *interval]
 
     def _explain_reproduction(self) -> list[str]:
         lines = describe_models(self.recording)
@@ -173,6 +188,7 @@ def predict(
     ranks: int | None = None,
     parallel: Mapping[str, int] | None = None,
     device: str | None = None,
+    host: float | None = None,
     graph: DependencyGraph | None = None,
 ) -> Prediction | RelaidPipeline:
     """Predict a job on another network, another number of ranks, another pipeline, or another device.
@@ -184,6 +200,7 @@ def predict(
         ranks: the number of ranks.
         parallel: sizes of the process mesh by axis (tp, pp, dp, ...), vp: model chunks per stage, mb: micro-batches.
         device: name of a GPU with known peaks (h100).
+        host: factor of the times of work on the host.
         graph: the graph of the job, if already built.
 
     Raises:
@@ -192,7 +209,9 @@ def predict(
         EtloomError: the network or the device is unknown, or the recording does not hold what other ranks need.
     """
     laid_out, ranks, parallel = _split_parallel(job, ranks, parallel)
-    changes_pipeline_only = network is None and device is None and ranks is None and not parallel
+    changes_pipeline_only = (
+        network is None and device is None and host is None and ranks is None and not parallel
+    )
     if laid_out and changes_pipeline_only:
         return relay(job, laid_out)
     if has_operations(job):
@@ -206,7 +225,7 @@ def predict(
     ):  # else the recording itself is predicted, to show how accurate the models are
         require_models(recording)
     prediction = _predict_times(
-        job, recording, (network, recorded_network), (ranks, parallel or None), device
+        job, recording, (network, recorded_network), (ranks, parallel or None), (device, host)
     )
     if not laid_out:
         return prediction
@@ -251,14 +270,18 @@ def _predict_times(
     recording: RecordedRun,
     networks: tuple[str | None, str | None],
     sizes: tuple[int | None, Mapping[str, int] | None],
-    device: str | None,
+    machine: tuple[str | None, float | None],
 ) -> Prediction:
-    """Predict a job without changes of its pipeline; ``networks``: the new and the recorded network."""
+    """Predict a job without changes of its pipeline.
+
+    ``networks``: the new and the recorded network; ``machine``: the device, and the factor of times of the host.
+    """
     network, recorded_network = networks
     ranks, parallel = sizes
+    device, host = machine
     recorded, fit = recording.scenario, recording.network_fit
     target = resolve_network(_parse_network(network), fit, _parse_network(recorded_network))
-    scenario = recorded
+    scenario = recorded if host is None else _scale_host(recorded, recording, host)
     deviations = {**scenario.deviations, Basis.RECORDED: recording.variation}
     if ranks is not None or parallel is not None:
         scenario = resize(scenario, ranks, parallel)
@@ -274,7 +297,29 @@ def _predict_times(
         scenario = change_collectives(scenario, device)
     deviations[target.basis] = max(target.deviation, deviations[target.basis] if not target.model else 0.0)
     scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
-    return _widen_by_error(Prediction(job, scenario, chains, recording))
+    classes = [] if network is None else _list_network_classes(scenario, target)
+    classes += ["another number of ranks"] * (ranks is not None or parallel is not None)
+    classes += ["another device"] * (device is not None)
+    classes += ["another host"] * (device is not None or host is not None)
+    return _widen_by_error(Prediction(job, scenario, chains, recording, tuple(classes)))
+
+
+def _scale_host(scenario: Scenario, recording: RecordedRun, factor: float) -> Scenario:
+    """Return the recorded scenario with the times of work on the host multiplied by a factor."""
+    edges = recording.edges.select_target("host")
+    lag = np.rint(scenario.lag[edges] * factor).astype(np.int64)
+    return scenario.with_lags(edges, lag, Basis.GUESSED, f"work of the host takes {factor:g} times as long")
+
+
+def _list_network_classes(scenario: Scenario, target: TargetNetwork) -> list[str]:
+    """Return what a prediction on another network extrapolates: kinds of communication with a tenth of all bytes."""
+    kinds = {"message": "another rate, messages", "all_to_all": "another rate, all-to-all"}
+    sizes = scenario.communications.instances.group_by(
+        kind=pl.col("collective").replace_strict(kinds, default="another rate, collectives")
+    ).agg(pl.col("bytes").sum())
+    large = sizes.filter(pl.col("bytes") * 10 >= pl.col("bytes").sum())
+    is_deep = target.model is not None and len(target.model.topology.levels) > 1
+    return [*sorted(large["kind"]), *["several levels of the network"] * is_deep]
 
 
 def _parse_network(text: str | None) -> float | Topology | None:

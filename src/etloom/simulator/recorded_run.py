@@ -24,7 +24,7 @@ from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, PointRo
 from etloom.simulator.chains import ChainScenario, contract_scenario
 from etloom.simulator.changes import TARGETS
 from etloom.simulator.durations import PointSpans
-from etloom.simulator.edge_selection import EdgeSelector
+from etloom.simulator.edge_selection import HOST_KINDS, EdgeSelector
 from etloom.simulator.extremes import Extremes, find_extremes, renumber_extremes
 from etloom.simulator.network import NetworkFit, apply_network, try_fit
 from etloom.simulator.scenario import (
@@ -150,6 +150,15 @@ class RecordedRun:
         before = int(time.max() - time.min()) - int(lag.sum()) if path.size else 0
         table = critical_paths.summarize_path(self.graph.graph, self.job, path, lag, before)
         return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
+
+    @cached_property
+    def host_share(self) -> float:
+        """The share of the recorded critical path that is work of the host."""
+        contraction, graph = self.contraction, self.graph.graph
+        end = contraction.find_last_point(contraction.recorded_times, contraction.recorded, graph.lag_of)
+        path = contraction.find_longest_path(end, contraction.recorded_times, contraction.recorded)
+        lag = graph.lag_of(path)
+        return float(lag[np.isin(graph.kind[path], HOST_KINDS)].sum() / max(lag.sum(), 1))
 
     @cached_property
     def scenario(self) -> Scenario:
@@ -282,8 +291,12 @@ def find_communications(job: Job, graph: Graph) -> Communications:
     table = table.with_columns(instance=pl.coalesce("arrival", unmatched).cast(pl.Int64))
     instances = table.group_by("instance", maintain_order=True).agg(
         pl.col("collective").drop_nulls().first(),
-        pl.col("bytes").max(),
-        pl.col("group_size").max(),
+        # The rank that sends or receives most determines the time of an all-to-all.
+        bytes=pl.when(pl.col("collective").first() == "all_to_all", pl.col("group_size").max() > 1)
+        .then(pl.col("moved").max() / (1 - 1 / pl.col("group_size").max()))
+        .round()
+        .fill_null(pl.col("bytes").max()),
+        group_size=pl.col("group_size").max(),
         ranks=pl.when(pl.col("members").list.len().max() > 0)
         .then(pl.col("members").drop_nulls().first())
         .otherwise(pl.col("rank").unique().sort().implode()),
@@ -314,7 +327,7 @@ def _describe_participations(job: Job, rank: int) -> pl.DataFrame:
     return table.select(
         pl.col("rank").cast(pl.Int64),
         pl.col("event").cast(pl.Int64),
-        pl.col("collective", "pg_name", "where", "bytes"),
+        pl.col("collective", "pg_name", "where", "bytes", "moved"),
         group_size=pl.coalesce(
             pl.when(pl.col("collective") == "message").then(2),
             "group_size",

@@ -48,10 +48,19 @@ _SIZES = {
     "layers": 10_000, "hidden": 1 << 20, "heads": 1 << 14, "sequence": 1 << 27, "vocabulary": 1 << 24,
     "kv_heads": 1 << 14, "head_width": 1 << 16, "ffn": 1 << 22,
     "experts": 1 << 14, "top_k": 1 << 10, "expert_ffn": 1 << 22, "shared_experts": 1 << 10,
-    "dense_layers": 10_000, "kv_rank": 1 << 18, "q_rank": 1 << 18, "rope_width": 1 << 16,
+    "dense_layers": 10_000, "routed_nodes": 1 << 10, "kv_rank": 1 << 18, "q_rank": 1 << 18, "rope_width": 1 << 16,
 }  # fmt: skip
 """Size of a model -> its largest value."""
-_OPTIONAL = ("experts", "top_k", "shared_experts", "dense_layers", "kv_rank", "q_rank", "rope_width")
+_OPTIONAL = (
+    "experts",
+    "top_k",
+    "shared_experts",
+    "dense_layers",
+    "routed_nodes",
+    "kv_rank",
+    "q_rank",
+    "rope_width",
+)
 """Sizes that may be 0."""
 _REQUIRED = ("layers", "hidden", "heads", "sequence", "vocabulary", "batch")
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
@@ -63,7 +72,7 @@ _CHOICES = {
     "sharding": SHARDINGS,
     "recompute": RECOMPUTATIONS,
 }
-_FLAGS = ("gated", "tied")
+_FLAGS = ("gated", "tied", "overlap_experts")
 _DEVICES = {
     "dgx-a100": "A100 80GB SXM", "dgx-h100": "H100 SXM", "dgx-b200": "B200", "gb200-nvl72": "GB200",
     "mi300x": "MI300X", "aws-p4d": "A100 40GB", "aws-p5": "H100 SXM",
@@ -78,6 +87,7 @@ class TrainingJob:
     Attributes:
         batch: sequences per step.
         fused: whether attention and element-wise operators are fused kernels.
+        overlap_experts: whether all-to-alls overlap with the computation of another micro-batch.
         sharding: one of SHARDINGS, None: any; ``recompute`` of RECOMPUTATIONS likewise.
     """
 
@@ -87,6 +97,7 @@ class TrainingJob:
     precision: str = "bf16"
     optimizer: str = "adamw"
     fused: bool = True
+    overlap_experts: bool = False
     sharding: str | None = None
     recompute: str | None = None
 
@@ -98,6 +109,7 @@ class Cluster:
     Attributes:
         memory_bytes: of a GPU.
         price: per GPU and hour, in any currency.
+        host: factor of the times of work on the host.
     """
 
     name: str
@@ -106,6 +118,7 @@ class Cluster:
     topology: Topology
     memory_bytes: float
     price: float | None = None
+    host: float = 1.0
 
     @property
     def node_size(self) -> int:
@@ -122,6 +135,11 @@ def list_jobs() -> list[str]:
 def list_clusters() -> list[str]:
     """Return the names of the clusters that need no file."""
     return list(_DEVICES)
+
+
+def names_recording(job: str | os.PathLike[str]) -> bool:
+    """Return whether the text for a job is a path of something else than a YAML file."""
+    return Path(job).suffix not in (".yaml", ".yml") and str(job) not in list_jobs() and Path(job).exists()
 
 
 def read_job(job: str | os.PathLike[str]) -> TrainingJob:
@@ -168,6 +186,7 @@ def parse_job(document: Any, name: str) -> TrainingJob:
         document.get("precision", "bf16"),
         document.get("optimizer", "adamw"),
         document.get("kernels", "fused") == "fused",
+        document.get("overlap_experts", False),
         document.get("sharding"),
         document.get("recompute"),
     )
@@ -184,13 +203,14 @@ def _check_sizes(sizes: Mapping[str, float]) -> None:
         "hidden: expected a multiple of heads, or head_width": "head_width" not in sizes
         and get("hidden") % heads,
         "kv_heads: expected a divisor of heads": heads % get("kv_heads", heads),
-        "experts is missing, which top_k, expert_ffn, shared_experts and dense_layers need": not get(
+        "experts is missing, which top_k, expert_ffn, shared_experts, dense_layers and routed_nodes need": not get(
             "experts"
         )
-        and any(map(get, ("top_k", "expert_ffn", "shared_experts", "dense_layers"))),
+        and any(map(get, ("top_k", "expert_ffn", "shared_experts", "dense_layers", "routed_nodes"))),
         "experts: expert_ffn and top_k are missing": get("experts")
         and not (get("expert_ffn") and get("top_k")),
         "top_k: expected at most the number of experts": get("top_k") > get("experts"),
+        "routed_nodes: expected at most top_k": get("routed_nodes") > get("top_k"),
         "dense_layers: expected fewer than layers": get("dense_layers") >= get("layers"),
         "kv_rank is missing, which q_rank and rope_width need": (get("q_rank") or get("rope_width"))
         and not get("kv_rank"),
@@ -229,7 +249,7 @@ def read_cluster(
 
 def parse_cluster(document: Any, name: str) -> Cluster:
     """Convert a cluster, as read from YAML, to `Cluster`. Raises EtloomError that names the wrong key and value."""
-    keys = {"device", "gpus", "gpus_per_node", "network", "memory_gib", "price_per_gpu_hour"}
+    keys = {"device", "gpus", "gpus_per_node", "network", "memory_gib", "price_per_gpu_hour", "host"}
     check_keys(document, keys, "cluster", ("device", "gpus", "network"))
     device = document["device"]
     if not isinstance(device, str):
@@ -249,6 +269,7 @@ def parse_cluster(document: Any, name: str) -> Cluster:
         _parse_topology(document),
         parse_positive(memory, "memory_gib", 1e5) * 2**30,
         None if price is None else parse_positive(price, "price_per_gpu_hour", 1e6),
+        parse_positive(document.get("host", 1.0), "host", 1e3),
     )
 
 

@@ -59,6 +59,8 @@ class ModelShape:
         experts: routed experts per layer; 0: a dense model.
         top_k: routed experts of a token.
         dense_layers: number of first layers without experts.
+        routed_nodes: nodes that have the experts of a token, to each of which it is sent once; 0: a token is sent to
+            each of its experts.
         kv_rank: of the latent of keys and values (multi-head latent attention); 0: ordinary attention.
         q_rank: of the latent of queries; 0: none.
         rope_width: separate rotary part of each query head, and of all keys together.
@@ -79,6 +81,7 @@ class ModelShape:
     expert_ffn: Size = 0.0
     shared_experts: Size = 0.0
     dense_layers: Size = 0.0
+    routed_nodes: Size = 0.0
     kv_rank: Size = 0.0
     q_rank: Size = 0.0
     rope_width: Size = 0.0

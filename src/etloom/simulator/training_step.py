@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from etloom.simulator.network.placement import PlacedNetwork
+from etloom.simulator.network.model import NetworkModel
 from etloom.simulator.training_shapes import (
     HALF,
     Array,
@@ -67,6 +67,8 @@ class StepConstants:
         link_scale: factor of the times of transfers.
         sharpness: of the smooth maximum of the times of GPU and host; the higher, the better they overlap.
         overlap: share of computation during which gradients, gathered parameters and messages are transferred.
+        overlaps_experts: whether all-to-alls are transferred during this share of the computation, too: that of another
+            micro-batch (DualPipe, Megatron's --overlap-moe-expert-parallel-comm).
     """
 
     peak_flops: float = 312e12
@@ -88,6 +90,7 @@ class StepConstants:
     link_scale: float = 1.0
     sharpness: float = 6.0
     overlap: float = 0.0
+    overlaps_experts: bool = False
 
     @property
     def traffic_rate(self) -> float:
@@ -132,7 +135,7 @@ class StepTimes:
 
 
 def predict_steps(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel
 ) -> StepTimes:
     """Return the predicted time of a training step for each configuration."""
     layer, head = _time_layer(model, layout, constants, network), _time_head(model, layout, constants)
@@ -179,7 +182,7 @@ def calibrate(
     layout: Layout,
     measured: Array,
     constants: StepConstants,
-    network: PlacedNetwork,
+    network: NetworkModel,
     *,
     prior_deviation: float = 0.5,
     noise: float = 0.05,
@@ -232,7 +235,7 @@ def scale_constants(constants: StepConstants, factors: Array) -> StepConstants:
 
 
 def _time_layer(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel
 ) -> dict[str, Array]:
     """Return the GPU time (s) of an average layer for a micro-batch, forward and backward, by part."""
     tokens = layout.micro_batch * model.sequence / layout.context
@@ -254,6 +257,9 @@ def _time_layer(
         elements = elements + _SCORE_PASSES * scores * (2 + selected)
     # Experts take the part of tensor parallelism in the layers that have no other feed-forward network.
     reduces = (4 + 2 * again) * (1 - 0.5 * model.moe_share * np.equal(model.shared_experts, 0))
+    # Copies of a token that cross the borders of nodes.
+    spans = np.greater(model.routed_nodes, 0) & np.greater(layout.expert, network.topology.levels[0].size)
+    copies = np.where(spans, model.routed_nodes, model.top_k)
     sizes = {
         "tensor": ("all_reduce", tokens * model.hidden, tensor, 1.0, reduces),
         "context": (
@@ -265,7 +271,7 @@ def _time_layer(
         ),
         "expert": (
             "all_to_all",
-            tokens / tensor * model.top_k * model.hidden,
+            tokens / tensor * copies * model.hidden,
             layout.expert,
             1.0,
             (4 + 2 * again) * model.moe_share,
@@ -275,11 +281,11 @@ def _time_layer(
         name: constants.link_scale * count * network.compute_times(collective, HALF * size, ranks, stride)
         for name, (collective, size, ranks, stride, count) in sizes.items()
     }
-    return {
-        "compute": np.asarray((3 + again) * products + attention),
-        "memory": np.asarray(HALF * elements / constants.traffic_rate),
-        **transfers,
-    }
+    compute, memory = (3 + again) * products + attention, HALF * elements / constants.traffic_rate
+    if constants.overlaps_experts:
+        hidden = constants.overlap * (compute + memory)
+        transfers["expert"] = np.maximum(transfers["expert"] - hidden, 0.0)
+    return {"compute": np.asarray(compute), "memory": np.asarray(memory), **transfers}
 
 
 def _time_products(
@@ -348,7 +354,7 @@ def matrix_product_time(
 
 
 def _time_message(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel
 ) -> Array:
     """Return the time (s) to pass a micro-batch's activations to the next stage, and the host's part of it."""
     size = HALF * layout.micro_batch * model.sequence / layout.context * model.hidden
@@ -360,7 +366,7 @@ def _time_message(
 
 
 def _time_update(
-    model: ModelShape, layout: Layout, constants: StepConstants, network: PlacedNetwork, window: Array
+    model: ModelShape, layout: Layout, constants: StepConstants, network: NetworkModel, window: Array
 ) -> tuple[Array, Array]:
     """Return the exposed time (s) of transfers among replicas, and the time of the optimizer.
 

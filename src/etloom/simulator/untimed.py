@@ -24,6 +24,7 @@ from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.steps import parse_step
 from etloom.core.trace import Job, Trace
 from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS
+from etloom.simulator.interval_classes import explain_interval
 from etloom.simulator.network import NetworkModel, parse_target
 from etloom.simulator.network.topology import ANY_SIZE, Topology
 
@@ -79,19 +80,19 @@ def predict_untimed(job: Job, device: str | None, network: str | None) -> Untime
         raise EtloomError(
             "the run has no times, so a device is needed", remedy="such as --device a100 --network dgx-a100"
         )
-    peaks, topology = lookup_peaks(device), _find_topology(job, network)
-    rows = [row for rank, trace in job.items() for row in _predict_rank(trace, rank, peaks, topology)]
+    peaks, model = lookup_peaks(device), _find_network(job, network)
+    rows = [row for rank, trace in job.items() for row in _predict_rank(trace, rank, peaks, model)]
     if not rows:
         raise AnalysisError("the run has no operators with shapes", remedy="record it with --fake-world")
     table = pl.DataFrame(rows, schema=TABLE_SCHEMA, orient="row")
-    return UntimedPrediction(table, _explain(table, peaks, topology))
+    return UntimedPrediction(table, _explain(table, peaks, model))
 
 
-def _find_topology(job: Job, network: str | None) -> Topology | None:
+def _find_network(job: Job, network: str | None) -> NetworkModel | None:
     if network is not None:
         parsed = parse_target(network)
         if isinstance(parsed, Topology):
-            return _extend(parsed)
+            return NetworkModel(_extend(parsed))
         raise EtloomError(
             f"--network {network}: the run has no times, so a factor applies to nothing",
             remedy="name a rate (200Mbit/s), a preset or a YAML file",
@@ -113,7 +114,7 @@ def _extend(topology: Topology) -> Topology:
 
 
 def _predict_rank(
-    trace: Trace, rank: int, peaks: Peaks, topology: Topology | None
+    trace: Trace, rank: int, peaks: Peaks, network: NetworkModel | None
 ) -> Iterable[tuple[int | None, ...]]:
     """Yield a row of predicted times (`TABLE_SCHEMA`) for each step of a rank."""
     marks = trace.nodes.select("id", "attrs", step=parse_step()).drop_nulls("step").sort("id")
@@ -121,7 +122,7 @@ def _predict_rank(
         kind=pl.lit("operator"), is_async=pl.lit(False)
     )
     calls = calls.with_columns(at_limit=pl.col("ideal_ns"))
-    transfers = _time_transfers(trace, rank, topology)
+    transfers = _time_transfers(trace, rank, network)
     columns = ("node", "kind", "at_limit", "is_async", "peer")
     work = pl.concat(
         [calls.with_columns(peer=pl.lit(None, pl.Int64)).select(columns), transfers.select(columns)],
@@ -170,7 +171,7 @@ def _add_up(work: pl.DataFrame, efficiency: float, stages: int) -> tuple[float, 
     return compute + exposed + bubble, compute, exposed, blocking + hidden, bubble
 
 
-def _time_transfers(trace: Trace, rank: int, topology: Topology | None) -> pl.DataFrame:
+def _time_transfers(trace: Trace, rank: int, network: NetworkModel | None) -> pl.DataFrame:
     """Return a table of a rank's communications: node, kind (collective), at_limit (time in ns), is_async, peer."""
     comms = trace.comms.filter(pl.col("node").is_not_null()).select(
         "node",
@@ -184,7 +185,9 @@ def _time_transfers(trace: Trace, rank: int, topology: Topology | None) -> pl.Da
     for node, collective, _, ranks, size, is_async, peer, group_size in comms.iter_rows():
         members = json.loads(ranks) if ranks else list(range(group_size or 0))
         members = [rank, peer] if peer is not None else members
-        time = _time_transfer(topology, collective, size, members)
+        time = None
+        if network is not None and size is not None and members:
+            time = network.time_ns(collective, size, members)
         rows.append((node, collective, time, bool(is_async), peer))
     schema: dict[str, Any] = {
         "node": comms.schema["node"],
@@ -196,18 +199,6 @@ def _time_transfers(trace: Trace, rank: int, topology: Topology | None) -> pl.Da
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _time_transfer(
-    topology: Topology | None, collective: str | None, size: int | None, ranks: list[int]
-) -> float | None:
-    if topology is None or size is None or not ranks:
-        return None
-    if len(set(ranks)) < 2:
-        return 0.0
-    model = NetworkModel(topology)
-    shares = model.split(collective, size, ranks, "device")
-    return None if shares is None else model.latency_ns(shares) + sum(map(model.data_ns, shares))
-
-
 def _count_stages(trace: Trace, transfers: pl.DataFrame, rank: int) -> int:
     """Estimate the number of pipeline stages: world size over the distance to the nearest peer; 1 without peers."""
     distances = [abs(peer - rank) for peer in transfers["peer"].drop_nulls().unique().to_list()]
@@ -217,17 +208,18 @@ def _count_stages(trace: Trace, transfers: pl.DataFrame, rank: int) -> int:
     return max(int(world) // int(min(distances)), 1)
 
 
-def _explain(table: pl.DataFrame, peaks: Peaks, topology: Topology | None) -> list[str]:
+def _explain(table: pl.DataFrame, peaks: Peaks, network: NetworkModel | None) -> list[str]:
     reasons = [
         f"computation: roofline of {peaks.name} at {100 * EFFICIENCY:.0f} % (guessed; bounds: 100 and "
         f"{100 * LOW_EFFICIENCY:.0f} %), without launches and the host",
     ]
-    if topology is not None:
+    if network is not None:
         reasons.append(
-            f"communication: latency and bandwidth of {topology.name}, without waiting for late ranks"
+            f"communication: latency and bandwidth of {network.topology.name}, without waiting for late ranks"
         )
     if table["bubble_ns"].sum():
         reasons.append("bubble: 1F1B with equal stages, from the rank's messages (guessed)")
+    reasons.append(explain_interval(["never run"]))
     if unknown := int(table["unknown"].sum()):
         reasons.append(f"{unknown} operators or communications of unknown size take no time")
     return reasons

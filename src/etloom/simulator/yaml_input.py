@@ -25,19 +25,42 @@ def read_yaml(path: Path, kind: str, remedy: str | None = None) -> Any:
         remedy: if the file cannot be read.
 
     Raises:
-        EtloomError: the file cannot be read, is too large, or is not YAML.
+        EtloomError: the file cannot be read, is too large, is not YAML, or has a key twice.
     """
     import yaml
 
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise EtloomError(f"{path}: larger than {_MAX_FILE_BYTES:,} bytes, too large for a {kind}")
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if repeated := _find_repeated_key(yaml.compose(text, yaml.SafeLoader)):
+            raise EtloomError(f"{path}: line {repeated[1]}: key {show_value(repeated[0])} is there twice")
+        return yaml.safe_load(text)
     except OSError as error:
         raise EtloomError(f"{path}: {error.strerror}", remedy=remedy) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         detail = " ".join(str(error).split())[:200]
         raise EtloomError(f"{path}: not a YAML file: {detail}") from None
+
+
+def _find_repeated_key(root: Any) -> tuple[str, int] | None:
+    """Return a key that a mapping of a YAML document has twice, and the line of the second one; None without any."""
+    nodes, visited = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or id(node) in visited:
+            continue
+        visited.add(id(node))
+        if node.id == "sequence":
+            nodes += node.value
+        elif node.id == "mapping":
+            keys = set()
+            for key, value in node.value:
+                if key.id == "scalar" and key.value in keys:
+                    return key.value, key.start_mark.line + 1
+                keys.add(key.value if key.id == "scalar" else id(key))
+                nodes += [key, value]
+    return None
 
 
 def check_keys(entry: Any, keys: Collection[str], path: str, required: Collection[str] = ()) -> None:

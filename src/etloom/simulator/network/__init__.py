@@ -1,7 +1,8 @@
 """The network model: topologies, costs of collectives, shared links, and parameters fitted to a recording.
 
 topology       levels with bandwidth and latency, from YAML or a preset
-model          the times of a scenario's communications on a network: rounds and bytes per link, shared links
+placement      the cost of a communication: rounds and bytes per level, by the placement of its ranks on hosts
+model          the times of communications on a network: many groups at a time, or a scenario's with shared links
 fit            the network of a recording
 target         the network of a prediction, as the user names it
 transfer_lags  the prediction step

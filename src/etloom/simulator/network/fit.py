@@ -22,6 +22,9 @@ _SMALL_BYTES = 16_384
 """Communications up to this size show the latency."""
 
 
+_SLOW_SHARING = 1.02
+"""Ratio of measured to modelled times above which overlapping transfers do not reach all of the rate together."""
+
 _MIN_COUNT = 5
 """Fewer communications of a kind fit nothing."""
 
@@ -74,7 +77,7 @@ def fit_network(scenario: Scenario) -> NetworkFit:
         if is_fitted:
             latency *= _find_ratio(scenario, small, _build_model(scenario, latency, rate))
         rate = _fit_rate(scenario, basis, latency, rate)
-    model = _build_model(scenario, latency, rate)
+    model = replace(_build_model(scenario, latency, rate), buffer_bytes=_find_buffer(scenario, measured))
     if basis is separate:
         model = _fit_sharing(scenario, large.filter("overlaps"), model)
     return NetworkFit(model, _find_spread(scenario, large, model), measured.height, is_fitted)
@@ -93,17 +96,33 @@ def _build_model(scenario: Scenario, latency_ns: float, bytes_per_second: float)
     return NetworkModel(Topology("fitted", (Level("network", size, "switch", bytes_per_second, latency_ns),)))
 
 
+def _find_buffer(scenario: Scenario, measured: pl.DataFrame) -> float:
+    """Return the bytes of a message that are left when its sender continues: the most over the sizes of messages."""
+    messages = measured.filter(pl.col("collective") == "message", pl.col("ranks").list.len() == 2)
+    parts = scenario.communications.participations
+    ends = parts.select(
+        "instance", sender="rank", sent=pl.Series(scenario.graph.time[parts["finish"].to_numpy()])
+    )
+    senders = messages.with_columns(sender=pl.col("ranks").list.first()).join(ends, on=("instance", "sender"))
+    remaining = pl.col("bytes") * ((pl.col("end") - pl.col("sent")) / pl.col("measured")).clip(0.0, 1.0)
+    largest = senders.group_by("bytes").agg(remaining=remaining.median())["remaining"].max()
+    return float(largest or 0.0)  # type: ignore[arg-type]
+
+
 def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
     """Fit the efficiency of shared links, so that modelled times of overlapping transfers match the measured median."""
     if shared.height < _MIN_COUNT:
         return model
-    for _ in range(8):
-        ratio = _find_ratio(scenario, shared, model, quantile=0.5)
-        efficiency = min(max(model.sharing_efficiency / ratio, 0.3), 1.0)
-        if abs(efficiency - model.sharing_efficiency) < 1e-3:
-            break
-        model = replace(model, sharing_efficiency=efficiency)
-    return model
+    low, high = 0.3, 1.0
+    ratio = _find_ratio(scenario, shared, model, quantile=0.5)
+    if ratio < _SLOW_SHARING:
+        return model
+    # Queues make modelled times grow steeply as the efficiency falls, so bisect.
+    while high - low > 0.005:
+        fitted = replace(model, sharing_efficiency=(low + high) / 2)
+        ratio = _find_ratio(scenario, shared, fitted, quantile=0.5)
+        low, high = (low, fitted.sharing_efficiency) if ratio > 1 else (fitted.sharing_efficiency, high)
+    return fitted if ratio < _SLOW_SHARING else model
 
 
 def _measure(scenario: Scenario) -> pl.DataFrame:
@@ -117,10 +136,17 @@ def _measure(scenario: Scenario) -> pl.DataFrame:
     times = parts.with_columns(
         begin=pl.Series(time[parts["begin"].to_numpy()]), end=pl.Series(time[parts["finish"].to_numpy()])
     )
+    instances = scenario.communications.instances
+    receiver = pl.when(pl.col("collective") == "message").then(pl.col("ranks").list.last())
+    times = times.join(instances.select("instance", receiver=receiver), on="instance")
+    # The end of a send is when the host waits for it.
+    received = pl.col("end").filter(pl.col("rank") == pl.col("receiver").fill_null(pl.col("rank")))
     spans = times.group_by("instance").agg(
-        begin=pl.col("begin").max(), end=pl.col("end").max(), members=pl.col("rank").n_unique()
+        begin=pl.col("begin").max(),
+        end=pl.coalesce(received.max(), pl.col("end").max()),
+        members=pl.col("rank").n_unique(),
     )
-    matched = scenario.communications.instances.join(spans, on="instance", maintain_order="left")
+    matched = instances.join(spans, on="instance", maintain_order="left")
     matched = matched.filter(
         (pl.col("bytes") > 0) & (pl.col("members") > 1) & (pl.col("end") > pl.col("begin"))
     ).with_columns(measured=(pl.col("end") - pl.col("begin")).cast(pl.Float64))

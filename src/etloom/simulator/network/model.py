@@ -1,20 +1,28 @@
-"""Network model: effective bandwidth and latency by level, and the transfer times of a scenario's communications."""
+"""Network model: effective bandwidth and latency by level, and the transfer times of communications.
+
+`NetworkModel.compute_times` gives the times of many groups of ranks while all groups of their axis communicate,
+`TransferTimes` those of a scenario's communications, which share links at each moment as its ranks use them.
+"""
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from etloom.simulator.network.placement import Share, place_group, split_collective
 from etloom.simulator.network.topology import Topology
 from etloom.simulator.scenario import Communications
+
+Array = NDArray[np.float64]
 
 HOST_WORKERS = 2
 """Communications of a process group that gloo executes at a time (its default number of threads)."""
@@ -22,17 +30,20 @@ HOST_WORKERS = 2
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A network model: topology with effective bandwidths, collective algorithm, and efficiency of shared links.
+    """A network model: topology with effective bandwidths, efficiency of shared links, and buffers of messages.
 
     Attributes:
         topology: the levels; their bandwidth times their efficiency is what transfers reach.
-        algorithm: of collectives on devices.
         sharing_efficiency: share of a link's bandwidth that several transfers on it reach together.
+        buffer_bytes: the sender of a message continues when no more than these are left to transfer.
+        measured: number of ranks -> sizes (bytes) and times (s) of measured all-reduces inside a host; `compute_times`
+            takes them instead of the model.
     """
 
     topology: Topology
-    algorithm: str = "ring"
     sharing_efficiency: float = 1.0
+    buffer_bytes: float = 0.0
+    measured: Mapping[int, tuple[Array, Array]] = field(default_factory=dict, compare=False)
 
     def scale_bandwidth(self, factor: float) -> NetworkModel:
         """Return the network with the bandwidth of every level multiplied by ``factor``."""
@@ -46,12 +57,57 @@ class NetworkModel:
         levels = tuple(replace(level, latency_ns=latency_ns) for level in self.topology.levels)
         return replace(self, topology=replace(self.topology, levels=levels))
 
-    def split(self, collective: str | None, size: int, ranks: list[int], side: str) -> list[Share] | None:
-        """Return the cost of a communication on each network level; None if its algorithm is unknown."""
-        dims = find_dims(self.topology, ranks)
-        if side == "host":
-            return split_gloo(collective, size, dims)
-        return split_collective(collective, size, dims, self.algorithm)
+    def split(
+        self,
+        collective: str | None,
+        size: float,
+        ranks: Sequence[int],
+        side: str = "device",
+        *,
+        exclusive: bool = False,
+    ) -> list[Share] | None:
+        """Return the cost of a communication on each network level (`split_collective`)."""
+        placement = place_group(self.topology, tuple(ranks), exclusive=exclusive)
+        return split_collective(collective, size, placement, side)
+
+    def time_ns(self, collective: str | None, size: float, ranks: Sequence[int]) -> float | None:
+        """Return the time (ns) of a communication of devices while all devices of their hosts communicate likewise.
+
+        None if its algorithm is unknown. A group of one rank takes no time.
+        """
+        shares = self.split(collective, size, ranks)
+        return (
+            None if shares is None else self.latency_ns(shares) + max(map(self.data_ns, shares), default=0.0)
+        )
+
+    def compute_times(
+        self, collective: str, size: Array | float, ranks: Array | float, stride: Array | float = 1.0
+    ) -> Array:
+        """Return the time (s) of a collective in each layout, while all groups of its axis communicate.
+
+        Args:
+            collective: as `split_collective` names it; of a message, the group is that of all pipeline stages.
+            size: bytes, as nccl-tests defines the size of the collective.
+            ranks: members of a group; a group of one takes no time.
+            stride: distance of its members.
+        """
+        size, ranks, stride = np.broadcast_arrays(
+            np.asarray(size, float), np.asarray(ranks, float), np.asarray(stride, float)
+        )
+        keys, index = np.unique(ranks.astype(np.int64) << 24 | stride.astype(np.int64), return_inverse=True)
+        groups = [(int(key) >> 24, int(key) & 0xFFFFFF) for key in keys]
+        costs = np.array([_price_group(self, collective, *group) for group in groups])
+        latency, per_byte = costs[index.reshape(size.shape)].transpose(-1, *range(size.ndim))
+        seconds = latency + per_byte * size
+        if collective == "all_reduce" and self.measured:
+            host = self.topology.levels[0].size
+            for count, (sizes, times) in self.measured.items():
+                inside = np.interp(np.minimum(size, sizes[-1]), sizes, times) * np.maximum(
+                    size / sizes[-1], 1
+                )
+                is_inside = (ranks == count) & ((ranks - 1) * stride < host)
+                seconds = np.where(is_inside, inside, seconds)
+        return np.asarray(seconds)
 
     def latency_ns(self, shares: list[Share]) -> float:
         """Return the part of a communication's time (ns) in which it uses no link: message latencies, idle phases."""
@@ -70,12 +126,26 @@ class NetworkModel:
         return size * 1e9 / (link.bytes_per_second * link.efficiency)
 
 
+@cache
+def _price_group(model: NetworkModel, collective: str, ranks: int, stride: int) -> tuple[float, float]:
+    """Return the latency (s) of a collective in the first group of an axis, and the time (s) of each further byte."""
+    last = max(ranks - 1, 0) * stride
+    # Of the pairs of neighboring stages, one that crosses a host's border is the slowest.
+    members = [0, last] if collective == "message" else list(range(0, last + 1, stride))
+    latency, total = (model.time_ns(collective, size, members) for size in (0, 1))
+    if latency is None or total is None:
+        raise ValueError(f"unknown collective {collective!r}")
+    return latency / 1e9, (total - latency) / 1e9
+
+
 class TransferTimes:
     """Computes when the communications of a scenario complete on a network whose links they share.
 
     Attributes:
         instances: numbers of the communications whose time the network determines, in the order of the results.
         unknown: communications of unknown size or algorithm, which keep their time.
+        stays: part of the time of its transfer that each participation takes: less than 1 for the sender of a message,
+            which continues when the rest is in buffers.
     """
 
     def __init__(self, communications: Communications, network: NetworkModel) -> None:
@@ -83,24 +153,30 @@ class TransferTimes:
         self._sharing_efficiency = network.sharing_efficiency
         sized = table.filter(pl.col("bytes").is_not_null() & (pl.col("group_size") > 1))
         splits: dict[tuple[object, ...], list[Share] | None] = {}
-        self._fixed: list[tuple[float, tuple[tuple[float, int], ...], list[int], str | None]] = []
-        placed = []
+        self._topology, self._fixed = network.topology, list[_Fixed]()
+        placed, stay_shares = [], []
         for instance, collective, size, members, group, side in sized.select(
             "instance", "collective", "bytes", "ranks", "group", "where"
         ).iter_rows():
             key = (collective, size, tuple(members), side)
             if key not in splits:
-                splits[key] = network.split(collective, size, members, side)
+                splits[key] = network.split(collective, size, members, side, exclusive=True)
             shares = splits[key]
             if shares is None:
                 continue
             placed.append(instance)
+            is_message = collective == "message" and len(members) == 2
+            stay_shares.append(max(1 - network.buffer_bytes / max(size, 1), 0.0) if is_message else 1.0)
             data = tuple((network.data_ns(share), share.level) for share in shares)
-            self._fixed.append((network.latency_ns(shares), data, members, group if side == "host" else None))
+            queue = group if side == "host" and not is_message else None
+            self._fixed.append(_Fixed(network.latency_ns(shares), data, tuple(members), is_message, queue))
         self.instances = np.array(placed, np.int64)
         self.unknown = table.height - len(placed)
         self._is_host = np.isin(self.instances, table.filter(where="host")["instance"].to_numpy())
         self._find_participations(parts)
+        senders = np.array([fixed.members[0] if fixed.is_message else -1 for fixed in self._fixed], np.int64)
+        is_sender = senders[self.place] == np.array(self._ranks, np.int64)
+        self.stays = np.where(is_sender, np.array(stay_shares)[self.place], 1.0)
         self._number_links()
 
     def _find_participations(self, parts: pl.DataFrame) -> None:
@@ -117,25 +193,33 @@ class TransferTimes:
         self._bounds = np.searchsorted(self.place, np.arange(len(self.instances) + 1)).tolist()
 
     def _number_links(self) -> None:
-        """Number the links that transfers use; links that carry the same transfers have a common number."""
-        groups: dict[tuple[int, tuple[int, ...]], int] = {}
-        on_link: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for _, data, members, _ in self._fixed:
-            for _, level in data:
-                key = (level, tuple(members))
-                if key not in groups:
-                    groups[key] = len(groups)
-                    for rank in members:
-                        on_link[level, rank].add(groups[key])
+        """Number the links that transfers use; links that carry the same transfers have a common number.
+
+        A network card has a link in each direction. A message uses one direction of either card, a collective both.
+        """
+        uses: dict[tuple[int, tuple[int, ...], bool], set[tuple[int, int, bool]]] = {}
+        on_link: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
+        for fixed in self._fixed:
+            for _, level in fixed.data:
+                key = (level, fixed.members, fixed.is_message)
+                if key in uses:
+                    continue
+                devices = self._topology.count_card_devices(level)
+                uses[key] = {
+                    (level, rank // devices, is_out)
+                    for place, rank in enumerate(fixed.members)
+                    for is_out in ((place == 0,) if fixed.is_message else (False, True))
+                }
+                for link in uses[key]:
+                    on_link[link].add(len(uses))
         numbers: dict[frozenset[int], int] = {}
         number = {link: numbers.setdefault(frozenset(users), len(numbers)) for link, users in on_link.items()}
-        links = {
-            (level, members): tuple(sorted({number[level, rank] for rank in members}))
-            for level, members in groups
-        }
+        links = {key: tuple(sorted({number[link] for link in used})) for key, used in uses.items()}
         self._flows = [
-            tuple(Flow(solo_ns, links[level, tuple(members)]) for solo_ns, level in data)
-            for _, data, members, _ in self._fixed
+            tuple(
+                Flow(solo_ns, links[level, fixed.members, fixed.is_message]) for solo_ns, level in fixed.data
+            )
+            for fixed in self._fixed
         ]
 
     def finish(self, begins: np.ndarray) -> np.ndarray:
@@ -146,110 +230,31 @@ class TransferTimes:
         """
         values = begins.astype(float).tolist()
         transfers = []
-        for number, (latency, _, _, group) in enumerate(self._fixed):
+        for number, fixed in enumerate(self._fixed):
             low, high = self._bounds[number : number + 2]
-            queues: tuple[object, ...] = (
-                tuple((rank, group) for rank in self._ranks[low:high])
-                if self._is_host[number]
-                else (None,) * (high - low)
+            ranks, workers = self._ranks[low:high], HOST_WORKERS
+            queues: tuple[Hashable, ...] = (None,) * (high - low)
+            connection = None
+            if fixed.is_message:  # in order on a connection
+                queues, workers = tuple((rank, fixed.members) for rank in ranks), 1
+                connection = fixed.members if self._is_host[number] else None
+            elif self._is_host[number]:
+                queues = tuple((rank, fixed.group) for rank in ranks)
+            arrivals = tuple(values[low:high])
+            transfers.append(
+                Transfer(arrivals, queues, fixed.latency_ns, self._flows[number], workers, connection)
             )
-            transfers.append(Transfer(tuple(values[low:high]), queues, latency, self._flows[number]))
-        return np.array(share_links(transfers, HOST_WORKERS, self._sharing_efficiency))
+        return np.array(share_links(transfers, self._sharing_efficiency))
 
 
-# Computes the cost of collective algorithms per network level: sequential messages, and bytes on the busiest link.
-#
-# A collective on n ranks with S bytes (as nccl-tests defines them) takes ``rounds`` messages in sequence and moves
-# ``bytes`` over the busiest link in one direction; alone on its links it takes rounds x latency + bytes / bandwidth.
-# See Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), and, for
-# several levels, Cho et al., "BlueConnect" (2019): reduce-scatter from the inner to the outer level, all-gather back.
+class _Fixed(NamedTuple):
+    """A communication apart from its begin: ``data`` has the time alone and the level of each flow."""
 
-
-class Share(NamedTuple):
-    """Cost of a collective on a network level: number of sequential messages, and bytes one way on the busiest link.
-
-    ``idle_bytes``: bytes whose transfer time passes without using the links, which are free for other transfers then.
-    """
-
-    level: int
-    rounds: float
-    bytes: float
-    idle_bytes: float = 0.0
-
-
-def split_collective(
-    collective: str | None, size: float, dims: Sequence[tuple[int, int]], algorithm: str = "ring"
-) -> list[Share] | None:
-    """Compute the cost of a collective on each network level: sequential messages, and bytes on the busiest link.
-
-    Args:
-        size: bytes, as nccl-tests defines the size of the collective.
-        dims: (level, number of units), innermost first.
-
-    Returns:
-        One share per level with more than one unit; None for an unknown collective.
-    """
-    dims = [(level, n) for level, n in dims if n > 1]
-    if collective == "all_reduce":
-        return [
-            Share(share.level, 2 * share.rounds, 2 * share.bytes)
-            for share in _split_scatter(size, dims, algorithm, reduces=True)
-        ]
-    if collective in ("reduce_scatter", "all_gather"):
-        return _split_scatter(size, dims, algorithm, reduces=False)
-    if collective in ("all_to_all", "gather", "scatter"):
-        rounds = 1 if algorithm == "direct" or collective != "all_to_all" else None
-        return [Share(level, rounds or n - 1, size * (n - 1) / n) for level, n in dims]
-    if collective in ("broadcast", "reduce"):
-        return [Share(level, math.ceil(math.log2(n)), size) for level, n in dims]
-    if collective in ("message", "send", "recv", "send_recv"):
-        return [Share(dims[-1][0], 1, size)] if dims else []
-    return None
-
-
-def _split_scatter(
-    size: float, dims: Sequence[tuple[int, int]], algorithm: str, *, reduces: bool
-) -> list[Share]:
-    """Compute a reduce-scatter's or all-gather's cost per level; each level of n units divides the bytes by n."""
-    shares = []
-    for level, n in dims:
-        rounds = {"ring": n - 1, "direct": 1}.get(algorithm, math.ceil(math.log2(n)))
-        # A double binary tree sends the whole buffer up and down, half of it in each tree.
-        moved = size if algorithm == "tree" and reduces else size * (n - 1) / n
-        shares.append(Share(level, rounds, moved))
-        size /= n
-    return shares
-
-
-def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, int]]) -> list[Share] | None:
-    """Compute the cost of a collective per network level as gloo runs it: in rings, a reduce-scatter as an all-reduce.
-
-    With two ranks, an all-gather takes 1.5 times as long: the message by which the receiver announces its buffer waits
-    behind the first half of the data on the same connection, and meanwhile the other direction is idle.
-    """
-    if collective == "reduce_scatter":
-        return split_collective("all_reduce", size, dims)
-    shares = split_collective(collective, size, dims)
-    if collective == "all_gather" and shares and len(dims) == 1 and dims[0][1] == 2:
-        return [share._replace(idle_bytes=0.5 * share.bytes) for share in shares]
-    return shares
-
-
-def find_dims(topology: Topology, ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (level index, number of units) for each level of a topology that a group of ranks spans, innermost first.
-
-    The outermost level connects all units, even more than it was fitted to. If the members spread unevenly, the whole
-    group communicates over the outermost of these levels.
-    """
-    dims, product = [], 1
-    for level in range(len(topology.levels)):
-        below = {topology.get_unit(rank, level) for rank in ranks}
-        is_outermost = level + 1 == len(topology.levels)
-        above = {0} if is_outermost else {topology.get_unit(rank, level + 1) for rank in ranks}
-        if len(below) > len(above):
-            dims.append((level, len(below) // len(above)))
-            product *= dims[-1][1]
-    return dims if product == len(set(ranks)) else [(dims[-1][0], len(set(ranks)))]
+    latency_ns: float
+    data: tuple[tuple[float, int], ...]
+    members: tuple[int, ...]
+    is_message: bool
+    group: str | None
 
 
 # Simulates transfers that share links: each link divides its bandwidth evenly among them (processor sharing).
@@ -268,22 +273,25 @@ class Transfer(NamedTuple):
     """A communication whose flows start together, ``latency_ns`` after the last rank has begun it.
 
     ``begins``: time at which each rank issues it. ``queues``: the queue of each rank that it passes, None for none.
+    ``workers``: number of communications that these queues execute at a time. ``connection``: sender and receiver
+    of a message of gloo. The receiver announces its buffer on the same connection, behind the data that it sends.
     """
 
     begins: tuple[float, ...]
     queues: tuple[Hashable, ...]
     latency_ns: float
     flows: tuple[Flow, ...]
+    workers: int = HOST_WORKERS
+    connection: tuple[int, ...] | None = None
 
 
-def share_links(transfers: Sequence[Transfer], workers: int = 2, efficiency: float = 1.0) -> list[float]:
+def share_links(transfers: Sequence[Transfer], efficiency: float = 1.0) -> list[float]:
     """Simulate transfers over shared links, and return the time (ns) at which each transfer completes.
 
     Args:
-        workers: number of communications that a queue executes at a time.
         efficiency: share of a link's bandwidth that several transfers on it reach together.
     """
-    return _LinkSharing(transfers, workers, efficiency).run()
+    return _LinkSharing(transfers, efficiency).run()
 
 
 class _Bundle:
@@ -308,8 +316,8 @@ class _Bundle:
 class _LinkSharing:
     """An event simulation of transfers over shared links."""
 
-    def __init__(self, transfers: Sequence[Transfer], workers: int, efficiency: float) -> None:
-        self.transfers, self.workers, self.efficiency = transfers, workers, efficiency
+    def __init__(self, transfers: Sequence[Transfer], efficiency: float) -> None:
+        self.transfers, self.efficiency = transfers, efficiency
         self.finish = [0.0] * len(transfers)
         self.missing = [len(transfer.begins) for transfer in transfers]
         self.flows_left = [len(transfer.flows) for transfer in transfers]
@@ -318,6 +326,12 @@ class _LinkSharing:
         self.users: dict[int, int] = defaultdict(int)  # flows on each link
         self.busy: dict[Hashable, int] = defaultdict(int)
         self.waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+        self.moving: dict[
+            tuple[int, ...] | None, int
+        ] = {}  # the last message on each connection that has started
+        self.blockers: dict[int, int] = {}  # message -> the one before the announcement of its buffer
+        self.followers: dict[int, list[int]] = defaultdict(list)
+        self.complete: set[int] = set()
         self.events: list[tuple[float, int, str, int, _Bundle | None, int]] = []
         self.count = 0
 
@@ -335,7 +349,9 @@ class _LinkSharing:
                 continue  # its share has changed since
             now = time
             if kind == "begin":
-                self._enter(number, self.transfers[number].queues[detail], now)
+                queue = self.transfers[number].queues[detail]
+                self._announce_buffer(number, queue)
+                self._enter(number, queue, now)
             elif kind == "move":
                 self._start_flows(number, now)
             elif bundle is not None:
@@ -352,7 +368,7 @@ class _LinkSharing:
         """Issue a rank's part of a transfer; the part waits if all workers of its queue are busy."""
         if queue is None:
             self._participate(number, now)
-        elif self.busy[queue] < self.workers:
+        elif self.busy[queue] < self.transfers[number].workers:
             self.busy[queue] += 1
             self._participate(number, now)
         else:
@@ -360,8 +376,21 @@ class _LinkSharing:
 
     def _participate(self, number: int, now: float) -> None:
         self.missing[number] -= 1
-        if not self.missing[number]:
+        if self.missing[number]:
+            return
+        blocker = self.blockers.get(number)
+        if blocker is None or blocker in self.complete:
             self._push(now + self.transfers[number].latency_ns, "move", number)
+        else:
+            self.followers[blocker].append(number)
+
+    def _announce_buffer(self, number: int, queue: Hashable) -> None:
+        """Find the message behind which the receiver of a message announces its buffer, if one is moving."""
+        connection = self.transfers[number].connection
+        if connection is not None and queue == (connection[1], connection):
+            blocker = self.moving.get(connection[::-1])
+            if blocker is not None and blocker not in self.complete:
+                self.blockers[number] = blocker
 
     def _release_blocked(self, now: float) -> bool:
         """Start a waiting transfer when ranks deadlock because they queue transfers in different orders."""
@@ -374,6 +403,7 @@ class _LinkSharing:
 
     def _start_flows(self, number: int, now: float) -> None:
         flows = self.transfers[number].flows
+        self.moving[self.transfers[number].connection] = number
         if not flows:
             self._complete(number, now)
         for flow in flows:
@@ -419,6 +449,9 @@ class _LinkSharing:
 
     def _complete(self, number: int, now: float) -> None:
         self.finish[number] = now
+        self.complete.add(number)
+        for follower in self.followers.pop(number, ()):
+            self._push(now + self.transfers[follower].latency_ns, "move", follower)
         for queue in self.transfers[number].queues:
             if queue is None:
                 continue

@@ -1,89 +1,131 @@
-"""Times of collectives among ranks that are placed on the hosts of a cluster, for many layouts at a time.
+"""Costs of communications by the placement of their ranks on the units (hosts, racks) of a network.
 
-Rank order: tensor parallelism is innermost, then context, data and pipeline parallelism; the ranks that share experts
-are consecutive. The members of a group are thus ``stride`` ranks apart. The group has n members in a host and spans m
-hosts.
+Ranks are numbered host by host. A level of the network joins units of the level below; a group spans a level if it has
+members in several of these units. A collective on n ranks with S bytes (as nccl-tests defines them) takes ``rounds``
+messages in sequence on each level that it spans, and moves ``bytes`` over the busiest link in one direction.
 
-A group inside a host costs what `NetworkModel.split` computes. The data of a reduction or gathering across hosts passes
-all hosts in one ring, as NCCL's rings do: a host's link carries the bytes of a ring of all n x m members. Groups of one
-axis communicate at the same time and share the rate of a host's network: each member contributes the rate of one device
-(`Level.bytes_per_second`), so that the group has n of these rates.
+- Rings (reductions, gathers, broadcasts) pass all units. A group with k members in each host runs k rings at a time, as
+  NCCL does, and each ring enters a host through another network card: the group has k times the rate of one device. A
+  ring of gloo has one connection between two hosts.
+- In an all-to-all each member sends to those in other units; a message takes the outermost level between its ends.
+- Latency: a group exchanges messages inside the units first (Cho et al., "BlueConnect", 2019).
+
+See Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from etloom.simulator.network.model import NetworkModel, find_dims, split_collective
+from etloom.simulator.network.topology import Topology
 
-Array = NDArray[np.float64]
-_RINGS = ("all_reduce", "reduce_scatter", "all_gather")
+
+class Share(NamedTuple):
+    """Cost of a communication on a network level: number of sequential messages, and bytes that one device would send.
+
+    ``idle_bytes``: bytes whose transfer time passes without using the links, which are free for other transfers then.
+    """
+
+    level: int
+    rounds: float
+    bytes: float
+    idle_bytes: float = 0.0
+
+
+class Spread(NamedTuple):
+    """The members of a group on a level that it spans.
+
+    ``units``: the most units that the level joins for it. ``rates``: rates of a device with which the members of a unit
+    reach other units, where they are fewest. ``peers``: the most members in other units for any member. ``crowd``: that
+    many members use the rate of one device.
+    """
+
+    level: int
+    units: int
+    rates: float
+    peers: int
+    crowd: float
 
 
 @dataclass(frozen=True)
-class PlacedNetwork:
-    """The network of a cluster on which groups of ranks are placed.
+class Placement:
+    """The placement of a group: number of its members, and the levels that it spans, innermost first."""
 
-    Attributes:
-        model: the levels, the innermost of which joins the devices of a host.
-        measured: number of ranks -> sizes (bytes) and times (s) of measured all-reduces inside a host; they replace the
-            model.
+    members: int
+    spreads: tuple[Spread, ...]
+
+
+@lru_cache(maxsize=1 << 14)
+def place_group(topology: Topology, ranks: tuple[int, ...], *, exclusive: bool = False) -> Placement:
+    """Return the placement of a group of ranks.
+
+    Args:
+        topology: the network; its outermost level connects all units, even more than its size.
+        ranks: the members.
+        exclusive: the group has the cards of its members for itself; else all devices of a unit share its cards.
     """
-
-    model: NetworkModel
-    measured: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
-
-    def compute_times(
-        self, collective: str, size: Array | float, ranks: Array | float, stride: Array | float = 1.0
-    ) -> Array:
-        """Return the time (s) of a collective in each layout, while all groups of its axis communicate.
-
-        Args:
-            collective: as `split_collective` calls it; of a message, the group is that of all pipeline stages.
-            size: bytes, as nccl-tests defines the size of the collective.
-            ranks: members of a group; a group of one takes no time.
-            stride: distance of its members.
-        """
-        size, ranks, stride = np.broadcast_arrays(
-            np.asarray(size, float), np.asarray(ranks, float), np.asarray(stride, float)
-        )
-        keys, index = np.unique(ranks.astype(np.int64) << 24 | stride.astype(np.int64), return_inverse=True)
-        groups = [(int(key) >> 24, int(key) & 0xFFFFFF) for key in keys]
-        costs = np.array([_group_cost(self.model, collective, *group) for group in groups])
-        latency, per_byte = costs[index.reshape(size.shape)].transpose(-1, *range(size.ndim))
-        seconds = latency + per_byte * size
-        if collective == "all_reduce" and self.measured:
-            host = self.model.topology.levels[0].size
-            for count, (sizes, times) in self.measured.items():
-                inside = np.interp(np.minimum(size, sizes[-1]), sizes, times) * np.maximum(
-                    size / sizes[-1], 1
-                )
-                is_inside = (ranks == count) & ((ranks - 1) * stride < host)
-                seconds = np.where(is_inside, inside, seconds)
-        return np.asarray(seconds)
+    members, spreads = np.unique(np.array(ranks, np.int64)), []
+    for number, level in enumerate(topology.levels):
+        units, counts = np.unique(members // topology.count_devices(number), return_counts=True)
+        is_outermost = number + 1 == len(topology.levels)
+        above = np.zeros_like(units) if is_outermost else units // level.size
+        _, parents, joined = np.unique(above, return_inverse=True, return_counts=True)
+        crosses = joined[parents] > 1
+        if not crosses.any():
+            continue
+        peers = np.bincount(parents, counts)[parents] - counts
+        rates, crowd = float(counts[crosses].min()), 1.0
+        if exclusive:
+            devices = topology.count_card_devices(number)
+            cards, users = np.unique(members // devices, return_counts=True)
+            card_units = cards * devices // topology.count_devices(number)
+            used = np.bincount(np.searchsorted(units, card_units))
+            rates, crowd = float(used[crosses].min() * devices), float(users.max() / devices)
+        spreads.append(Spread(number, int(joined.max()), rates, int(peers.max()), crowd))
+    return Placement(len(members), tuple(spreads))
 
 
-@cache
-def _group_cost(model: NetworkModel, collective: str, ranks: int, stride: int) -> tuple[float, float]:
-    """Return the latency (s) of a collective in the first group of an axis, and the time (s) of each further byte."""
-    if ranks < 2:
-        return 0.0, 0.0
-    last = (ranks - 1) * stride
-    # Of the pairs of neighboring stages, one that crosses a host's border is the slowest.
-    members = [0, last] if collective == "message" else list(range(0, last + 1, stride))
-    shares = model.split(collective, 1, members, "device")
-    if shares is None:
-        raise ValueError(f"unknown collective {collective!r}")
-    if collective not in _RINGS:
-        return model.latency_ns(shares) / 1e9, max(map(model.data_ns, shares)) / 1e9
-    per_byte, inside = 0.0, 1
-    for level, units in find_dims(model.topology, members):
-        (ring,) = split_collective(collective, 1, [(level, ranks)], model.algorithm) or []
-        per_byte = max(per_byte, model.data_ns(ring) / inside)
-        inside *= units
-    return model.latency_ns(shares) / 1e9, per_byte / 1e9
+_RINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""Collective -> passes of its data around the ring."""
+
+
+def split_collective(
+    collective: str | None, size: float, placement: Placement, side: str = "device"
+) -> list[Share] | None:
+    """Return the cost of a communication on each level that its group spans; None if its algorithm is unknown.
+
+    gloo executes a reduce-scatter as an all-reduce. With two ranks, its all-gather takes 1.5 times as long: the message
+    by which the receiver announces its buffer waits behind the first half of the data on the same connection, and
+    meanwhile the other direction is idle.
+
+    Args:
+        collective: its name (all_reduce, message, ...).
+        size: bytes, as nccl-tests defines the size of the collective.
+        placement: of the group.
+        side: "host": executed by gloo.
+    """
+    members, shares = placement.members, []
+    is_host = side == "host"
+    passes = _RINGS.get("all_reduce" if is_host and collective == "reduce_scatter" else collective or "")
+    for level, units, rates, peers, crowd in placement.spreads:
+        rings = 1.0 if is_host else rates
+        if passes:
+            moved = passes * size * (members - 1) / members / rings
+            shares.append(Share(level, passes * (units - 1), moved))
+        elif collective in ("broadcast", "reduce"):
+            shares.append(Share(level, math.ceil(math.log2(units)), size / rings))
+        elif collective in ("all_to_all", "gather", "scatter"):
+            rounds = units - 1 if collective == "all_to_all" else 1
+            shares.append(Share(level, rounds, size * peers / members * crowd))
+        elif collective in ("message", "send", "recv", "send_recv"):
+            shares = [Share(level, 1, size * crowd)]
+        else:
+            return None
+    if is_host and collective == "all_gather" and members == 2:
+        return [share._replace(idle_bytes=0.5 * share.bytes) for share in shares]
+    return shares

@@ -6,7 +6,8 @@
       - {name: infiniband, size: 4, kind: switch, bandwidth: 50GB/s, latency: 5us}
 
 A level joins ``size`` units of the level below it (devices at the first level). ``bandwidth`` is that of one device in
-one direction, over all its links of the level; ``latency`` that of one message.
+one direction, over all its links of the level; ``latency`` that of one message. With ``cards: 4``, four network cards
+per host, a group with fewer members in a host has a larger part of the rate of the host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from etloom.simulator.yaml_input import (
 )
 
 KINDS = ("switch", "ring", "fully-connected")
-_LEVEL_KEYS = {"name", "size", "kind", "bandwidth", "latency", "efficiency"}
+_LEVEL_KEYS = {"name", "size", "kind", "bandwidth", "latency", "efficiency", "cards"}
 _REQUIRED_KEYS = ("size", "bandwidth")
 MAX_RANKS = MAX_COUNT
 ANY_SIZE = 1 << 24
@@ -47,6 +48,7 @@ class Level:
         bytes_per_second: of one device, in one direction.
         latency_ns: of one message.
         efficiency: share of the bandwidth that transfers reach.
+        cards: network cards of each joined unit, which its devices share evenly; 0: one per device.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Level:
     bytes_per_second: float = 0.0
     latency_ns: float = 0.0
     efficiency: float = 1.0
+    cards: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,14 @@ class Topology:
         """The number of devices: the product of the sizes of all levels."""
         return math.prod(level.size for level in self.levels)
 
-    def get_unit(self, rank: int, level: int) -> int:
-        """Return the index of the unit that contains ``rank`` among the units that ``level`` joins (level 0: ranks)."""
-        return rank // math.prod(lower.size for lower in self.levels[:level])
+    def count_devices(self, level: int) -> int:
+        """Return the number of devices of each unit that ``level`` joins (level 0: 1)."""
+        return math.prod(lower.size for lower in self.levels[:level])
+
+    def count_card_devices(self, level: int) -> int:
+        """Return the number of devices that share a network card of ``level``."""
+        cards = self.levels[level].cards
+        return max(self.count_devices(level) // cards, 1) if cards else 1
 
 
 def _preset(name: str, *levels: tuple[str, int, str, str]) -> Topology:
@@ -132,6 +140,12 @@ def parse_topology(document: Any) -> Topology:
         raise EtloomError(f"levels: expected a list of 1 to 8 levels, got {show_value(entries)}")
     levels = [_parse_level(entry, f"levels[{index}]") for index, entry in enumerate(entries)]
     topology = Topology(parse_text(document.get("name") or "topology"), tuple(levels))
+    for number, level in enumerate(levels):
+        if level.cards and topology.count_devices(number) % level.cards:
+            raise EtloomError(
+                f"levels[{number}].cards: {level.cards} does not divide the {topology.count_devices(number)} devices "
+                "of a unit"
+            )
     if topology.size > MAX_RANKS:
         raise EtloomError(f"levels: {topology.size:,} devices; expected at most {MAX_RANKS:,}")
     hosts, devices = (
@@ -167,4 +181,5 @@ def _parse_level(entry: Any, path: str) -> Level:
         rate,
         latency,
         efficiency,
+        parse_count(entry["cards"], f"{path}.cards") if "cards" in entry else 0,
     )

@@ -64,7 +64,7 @@ class _Edges:
         self.begin = parts["begin"].to_numpy()
         self.transfer = parts["transfer_edge"].to_numpy()
         self.own = parts["own_edge"].to_numpy()
-        self.place = times.place
+        self.place, self.stays = times.place, times.stays
         matched = pl.Series(self.transfer >= 0)
         is_matched = pl.DataFrame({"place": times.place, "matched": matched})
         self.alone = ~is_matched.select(pl.col("matched").any().over("place"))["matched"].to_numpy()
@@ -103,7 +103,8 @@ class _Edges:
         """Return the edge lags (ns) with which each transfer ends at its time in ``finish``."""
         lag = lag.copy()
         last = self._find_last(begins, len(finish))
-        needed = np.maximum(np.rint(finish).astype(np.int64)[self.place], last[self.place])
+        lasting = np.rint(self.stays * (finish - last)[self.place]).astype(np.int64)
+        needed = last[self.place] + np.maximum(lasting, 0)
         has = self.transfer >= 0
         lag[self.transfer[has]] = (needed - last[self.place])[has]
         lag[self.own[self.alone]] = (needed - begins)[self.alone]

@@ -17,6 +17,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.formats.pipeline_operations import build_job
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90
+from etloom.simulator.interval_classes import explain_interval
 from etloom.simulator.pipelines.recognition import RecordedPipelines, recognize_pipelines
 from etloom.simulator.pipelines.schedules import FORWARD, Operation, Schedule
 from etloom.simulator.pipelines.timing import Pipelines, Rest, Timeline, Work, compute_timeline
@@ -148,6 +149,7 @@ class RelaidPipeline:
         lines.append(
             f"standard deviation: {100 * self.deviation:.1f} % (guessed, with the variation of the recorded steps)"
         )
+        lines.append(explain_interval(["pipeline sizes"]))
         return lines
 
     def __repr__(self) -> str:

@@ -1,0 +1,136 @@
+"""Infers the training job of a recording, real or of a fake world, from the shapes of its operators, for `plan`.
+
+A product of the tokens of a micro-batch with a weight (k, n) occurs forward as (k, n) and backward as (n, k), so that
+weights are recognized by the pair of their sizes. What the shapes do not show is taken as in `TrainingJob`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.flops.call_shapes import parse_calls, parse_product
+from etloom.analyses.flops.counting import count_calls
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Job, Trace
+from etloom.simulator.training_jobs import TrainingJob
+from etloom.simulator.training_shapes import ModelShape
+
+_REMEDY = "describe the job in YAML instead: docs/plan.md"
+
+
+def describe_recorded_job(job: Job, name: str) -> TrainingJob:
+    """Return the training job of a recording of all layers of a decoder-only transformer.
+
+    Args:
+        job: linked traces with shapes; of a pipeline at least its first rank.
+
+    Raises:
+        AnalysisError: the shapes are missing, or are not those of such a model.
+    """
+    trace = job[min(job)]
+    tensor, context, replicas, stages, experts = _find_axes(trace)
+    calls = _select_step(count_calls(trace))
+    names = calls["name"].cast(pl.String)
+    if experts > 1 or names.str.contains("grouped_mm|grouped_gemm").any():
+        raise AnalysisError("the experts of a recording are not inferred from its shapes", remedy=_REMEDY)
+    batch, queries, _, heads, kv_heads, width = _find_attention(calls)
+    embedding = _find_embedding(calls)
+    micro_batches = embedding.total()
+    vocabulary, hidden = max(embedding)
+    pairs = _count_weights(calls, int(batch * queries))
+    forward, backward = (
+        int(names.str.contains(pattern).sum())
+        for pattern in (r"attention(?:_forward)?$|attention_overrideable$", r"attention\w*_backward$")
+    )
+    depth = min(forward, backward or forward) // micro_batches
+    common = {
+        heads * width,
+        kv_heads * width,
+        2 * kv_heads * width,
+        (heads + 2 * kv_heads) * width,
+        vocabulary,
+        hidden,
+    }
+    inner = {
+        int(max(pair)) if min(pair) == hidden else int(min(pair))
+        for pair in pairs
+        if hidden in pair and not common & (set(pair) - {hidden})
+    }
+    if not (depth and inner):
+        raise AnalysisError("no layers of a transformer found in the recorded shapes", remedy=_REMEDY)
+    ffn = min(inner)
+    is_divided = (vocabulary, hidden) in pairs or (hidden, vocabulary) in pairs
+    model = ModelShape(
+        layers=float(depth * stages),
+        hidden=float(hidden),
+        heads=float(heads * tensor),
+        sequence=float(queries * context),
+        vocabulary=float(vocabulary * (tensor if is_divided else 1)),
+        kv_heads=float(kv_heads * tensor),
+        head_width=float(width),
+        ffn=float(ffn * tensor),
+        gated=bool(names.str.contains("(?i)silu|swiglu|geglu").any()),
+        tied=False,
+    )
+    precision = "fp8" if names.str.contains("_scaled_mm").any() else "bf16"
+    return TrainingJob(name, model, int(batch) * micro_batches * replicas, precision)
+
+
+def _find_axes(trace: Trace) -> tuple[int, int, int, int, int]:
+    """Return the sizes of tensor, context, data, pipeline and expert parallelism, from the groups of a rank.
+
+    Messages may use the group of all ranks: the stages are what the other axes leave of them, and without a group of
+    replicas, the distance of the nearest peer separates two stages.
+    """
+    groups = trace.groups.group_by(pl.col("axis").cast(pl.String)).agg(pl.col("size").max())
+    sizes = dict(groups.drop_nulls().iter_rows())
+    world = max([trace.meta.get("world_size") or 1, *groups["size"].drop_nulls()])
+    tensor, context, experts = (sizes.get(axis, 1) for axis in ("tp", "cp", "ep"))
+    peers = trace.comms["peer"].drop_nulls().unique().to_list()
+    if not peers:
+        return tensor, context, world // (tensor * context), 1, experts
+    distance = min(abs(peer - trace.meta["rank"]) for peer in peers)
+    replicas = sizes.get("dp") or max(distance // (tensor * context), 1)
+    return tensor, context, replicas, world // (tensor * context * replicas), experts
+
+
+def _select_step(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of the step with the most of them."""
+    steps = calls["step"].drop_nulls()
+    return calls.filter(pl.col("step") == steps.mode().max()) if len(steps) else calls
+
+
+def _find_attention(calls: pl.DataFrame) -> tuple[int, ...]:
+    """Return the most frequent sizes of attention: batch, queries, context, heads, heads of keys, width of a head."""
+    sizes, _ = parse_calls(calls, "context_attention")
+    sizes = sizes[np.isfinite(sizes).all(axis=1)]
+    if not len(sizes):
+        raise AnalysisError("no attention operator with recorded shapes", remedy=_REMEDY)
+    rows, counts = np.unique(sizes, axis=0, return_counts=True)
+    return tuple(int(value) for value in rows[counts.argmax()])
+
+
+def _find_embedding(calls: pl.DataFrame) -> Counter[tuple[int, int]]:
+    """Return the sizes of the largest table of embeddings, and how often it is used."""
+    tables: Counter[tuple[int, int]] = Counter()
+    for dims in calls.filter(pl.col("name").cast(pl.String) == "aten::embedding")["dims"].cast(pl.String):
+        table = json.loads(dims)[0]
+        tables[table[0], table[1]] += 1
+    if not tables:
+        raise AnalysisError("no embedding with recorded shapes", remedy=_REMEDY)
+    largest = max(tables)
+    return Counter({largest: tables[largest]})
+
+
+def _count_weights(calls: pl.DataFrame, tokens: int) -> Counter[tuple[int, int]]:
+    """Return how often the tokens of a micro-batch are multiplied with a weight of a pair of sizes."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    for name, dims in calls.select(pl.col("name", "dims").cast(pl.String)).iter_rows():
+        product = parse_product(name, dims)
+        if product and int(product[0]) == tokens:
+            pairs[tuple(sorted((int(product[1]), int(product[2]))))] += 1  # type: ignore[index]
+    return pairs
