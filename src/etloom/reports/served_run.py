@@ -140,9 +140,10 @@ class ServedRun:
         return self._open(arguments).pack_overview(OVERVIEW_CELLS, OVERVIEW_ROWS)
 
     def _pack_slice(self, arguments: Mapping[str, str]) -> bytes:
+        index = self._open(arguments)
         cells = min(max(_read_number(arguments, "cells"), 1), MAX_CELLS)
         ids = [int(number) for number in arguments.get("ids", "").split(".") if _NUMBER.fullmatch(number)]
-        return self._open(arguments).pack(_read_part(arguments), cells, _read_query(arguments), ids[:MAX_IDS])
+        return index.pack(_read_part(arguments), cells, _read_query(arguments), ids[:MAX_IDS])
 
     def _sum_names(self, arguments: Mapping[str, str]) -> Any:
         by_track = arguments.get("by") == "track"
@@ -172,7 +173,7 @@ def _count_events(index: TimelineIndex) -> int:
 def _read_number(arguments: Mapping[str, str], name: str) -> int:
     text = arguments.get(name, "")
     if not _NUMBER.fullmatch(text):
-        raise InvalidValue(f"{name} must be an integer, got {text[:40]!r}", option=name)
+        raise InvalidValue(f"expected an integer, got {text[:40]!r}", option=name)
     return int(text)
 
 
@@ -188,7 +189,7 @@ def _read_part(arguments: Mapping[str, str]) -> Part:
         arguments.get("rows", ""),
     )
     if start >= end or not _ROWS.fullmatch(rows):
-        raise InvalidValue("from must be before to, and rows TRACK.FIRST.END separated by _", option="rows")
+        raise InvalidValue("expected from before to, and rows as TRACK.FIRST.END separated by _")
     ranges = (map(int, part.split(".")) for part in rows.split("_") if part)
     return Part(start, end, sorted({(track, first, last) for track, first, last in ranges}))
 
