@@ -73,18 +73,18 @@ def make_rank(events: int) -> Path:
 
 
 def _repeat(name: str, trace: Trace, copies: int) -> pl.DataFrame:
-    """Return a table of a trace repeated: references to events and times are those of the copy."""
+    """Return a table of a trace repeated: ids, references to events and times are those of the copy."""
     rows, events = trace.table(name), trace.events
     referring = [column.name for column in TABLES[name].columns if column.refers == "events"]
-    if name == "events":
-        referring.append("id")
-    elif not referring:
+    if name != "events" and not referring:
         return rows
+    numbered = [column for column in ("id",) if column in rows.columns]
     times = [column for column in ("ts",) if column in rows.columns]
     span = int(events["ts"].max() - events["ts"].min()) + 1_000_000  # type: ignore[operator]
     moved = (
         rows.with_columns(
             *(pl.col(column) + pl.lit(copy * events.height, pl.UInt32) for column in referring),
+            *(pl.col(column) + pl.lit(copy * events.height, pl.UInt32) for column in numbered),
             *(pl.col(column) + copy * span for column in times),
         )
         for copy in range(copies)

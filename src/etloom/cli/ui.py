@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import secrets
 import threading
 import webbrowser
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,8 +72,15 @@ def ui(
         print_message("serving the page at this address; Ctrl-C ends it")
         if browser:
             threading.Thread(target=webbrowser.open, args=[server.url], daemon=True).start()
-        with suppress(KeyboardInterrupt):
+        status: Any = 0
+        try:
             server.serve_forever()
+        except KeyboardInterrupt:
+            pass
+        except SystemExit as signaled:
+            status = signaled.code
+        atexit._run_exitfuncs()
+        os._exit(status)  # without waiting for the threads that compute the summary
 
 
 class RunPages:
