@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom._native import sum_calls
-from etloom.core.arrays import find_values, rows_of_ids, take_rows, to_array
+from etloom.core.arrays import find_values, mask_members, sort_rows, take_rows, to_array
 from etloom.core.text_codes import find_distinct, read_codes
 from etloom.core.trace import Trace
 from etloom.reports.timeline_selection import (
@@ -66,6 +66,9 @@ class TimelineIndex:
         self._events = events = placed.events.select(_COLUMNS)
         self._starts = events["ts"].to_numpy()
         self._stops = self._starts + to_array(events["dur"], 0)
+        self._origin = int(self._starts.min(initial=zero))
+        self._ids = events["id"].to_numpy()
+        self._by_id = np.argsort(self._ids, kind="stable")
         self._headers = track_headers(placed.tracks, events)
         self._bounds = [np.array(header["rows"]) for header in self._headers]
         self._ends = self._stops.copy()
@@ -115,11 +118,10 @@ class TimelineIndex:
         on_path = np.sort(self._find_positions(pieces["event"].drop_nulls()))
         positions, hidden = self._select(part, grid, [on_path, self._match(query)[0]], selected)
         plotted = take_rows(self._events, positions)
-        origin = int(self._starts.min(initial=self.zero))
-        header, columns = encode_events(details, plotted, origin, self._steps, pieces)
+        header, columns = encode_events(details, plotted, self._origin, self._steps, pieces)
         header |= {
             "rank": self.rank,
-            "zero": self.zero - origin,
+            "zero": self.zero - self._origin,
             "total": self.events,
             "tracks": [
                 {**track, "rows": np.searchsorted(positions, bounds).tolist()}
@@ -152,18 +154,21 @@ class TimelineIndex:
 
     def sum_calls(self, part: Part) -> list[tuple[int, str, int, int, int]]:
         """Return the call tree of the threads of a part: (caller's place or -1, name, color, count, ns inside)."""
-        stacks = [header["stack"] for header in self._headers]
-        chosen = [(stacks[track], rows) for track, rows, _ in self._clip(part) if stacks[track] is not None]
-        if not chosen:
+        by_stack: dict[int, list[Positions]] = {}
+        for track, rows, _ in self._clip(part):
+            if (stack := self._headers[track]["stack"]) is not None:
+                by_stack.setdefault(stack, []).append(rows)
+        if not by_stack:
             return []
-        rows = np.concatenate([rows for _, rows in chosen])
-        stack = np.concatenate([np.full(rows.size, number) for number, rows in chosen])
-        starts, stops = self._starts[rows], self._stops[rows]
-        order = np.lexsort((rows, -stops, starts, stack))
-        codes = self._codes[rows[order]].astype(np.int64)
+        stacks = [np.concatenate(parts) for parts in by_stack.values()]
+        rows = np.concatenate([rows[sort_rows(self._starts[rows], -self._stops[rows])] for rows in stacks])
+        numbers = np.repeat(np.arange(len(stacks)), [rows.size for rows in stacks])
+        codes = self._codes[rows].astype(np.int64)
         limits = part.start + self.zero, part.end + self.zero
-        parents, firsts, counts, sums = sum_calls(stack[order], starts[order], stops[order], codes, *limits)
-        colors = self._events["_color"].to_numpy()[rows[order[firsts]]]
+        parents, firsts, counts, sums = sum_calls(
+            numbers, self._starts[rows], self._stops[rows], codes, *limits
+        )
+        colors = self._events["_color"].to_numpy()[rows[firsts]]
         names = (self._names[code] for code in codes[firsts])
         return list(
             zip(parents.tolist(), names, colors.tolist(), counts.tolist(), sums.tolist(), strict=True)
@@ -177,7 +182,7 @@ class TimelineIndex:
     def find_match(self, query: str, number: int) -> int | None:
         """Return the id of a match of a search, counted from 0 by start; None if there are fewer."""
         rows = self._match(query)[1]
-        return int(self._events["id"][int(rows[number])]) if 0 <= number < rows.size else None
+        return int(self._ids[rows[number]]) if 0 <= number < rows.size else None
 
     def find_neighbor(self, event: int, step: int) -> int | None:
         """Return the id of the event that is ``step`` places after an event in its row; None if there is none."""
@@ -185,7 +190,7 @@ class TimelineIndex:
         bounds = np.concatenate(self._bounds)
         row = np.searchsorted(bounds, position, side="right")
         is_inside = position >= 0 and bounds[row - 1] <= position + step < bounds[row]
-        return int(self._events["id"][position + step]) if is_inside else None
+        return int(self._ids[position + step]) if is_inside else None
 
     def _list_rows(self, part: Part) -> Iterator[tuple[int, int, int]]:
         """Yield (track, first event, end of the events) of each row of a part that has events in its time."""
@@ -218,8 +223,9 @@ class TimelineIndex:
         """
         chosen, hidden = [selected[:0]], [selected[:0]]
         for _, low, high in self._list_rows(part):
-            rows = np.arange(low, high)
-            if rows.size > grid.size:
+            if high - low <= grid.size:
+                rows = np.arange(low, high)
+            else:
                 by_end = low + np.searchsorted(self._ends[low:high], grid, side="right")
                 by_start = low + np.searchsorted(self._starts[low:high], grid)
                 rows = find_values(np.concatenate((by_end, by_start)))[0]
@@ -231,7 +237,7 @@ class TimelineIndex:
             chosen.append(rows)
             hidden.append(np.diff(np.append(rows, high)) - 1)
         positions, counts = np.concatenate(chosen), np.concatenate(hidden)
-        added = np.setdiff1d(selected, positions)
+        added = selected[~mask_members(selected, positions)]
         places = np.searchsorted(positions, added)
         return np.insert(positions, places, added), np.insert(counts, places, 0)
 
@@ -276,8 +282,12 @@ class TimelineIndex:
         return self.trace.scan(table).filter(condition).head(MAX_RELATED).collect(engine=self.trace.engine)
 
     def _find_positions(self, ids: pl.Series) -> Positions:
-        places = rows_of_ids(self._events, ids)
-        return places[places >= 0]
+        """Return the places of events, without those of ids that no event has."""
+        wanted = ids.cast(pl.UInt32).to_numpy()  # of the same type, else all ids would be converted
+        at = np.searchsorted(self._ids, wanted, sorter=self._by_id)
+        places = self._by_id[np.minimum(at, self._ids.size - 1)]
+        known: Positions = places[self._ids[places] == wanted]
+        return known
 
 
 _LAUNCH_COLUMNS = ("launch", "operator", "device_event")
