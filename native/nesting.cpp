@@ -65,6 +65,12 @@ struct Track {
     int64_t charged = std::numeric_limits<int64_t>::min();
 };
 
+struct PairHash {
+    size_t operator()(const std::pair<int64_t, int64_t>& pair) const {
+        return std::hash<uint64_t>()(static_cast<uint64_t>(pair.first) * 0x1000003u ^ static_cast<uint64_t>(pair.second));
+    }
+};
+
 // How often an event of one name was certainly called by one of another name, less how often it certainly followed it.
 class NamePairs {
 public:
@@ -75,12 +81,7 @@ public:
     }
 
 private:
-    struct Hash {
-        size_t operator()(const std::pair<int64_t, int64_t>& names) const {
-            return std::hash<uint64_t>()(static_cast<uint64_t>(names.first) * 0x1000003u ^ static_cast<uint64_t>(names.second));
-        }
-    };
-    std::unordered_map<std::pair<int64_t, int64_t>, int64_t, Hash> counts_;
+    std::unordered_map<std::pair<int64_t, int64_t>, int64_t, PairHash> counts_;
 };
 
 using Kinds = In<uint8_t>;
@@ -304,6 +305,37 @@ nb::tuple draw_lines(Ints track, Ints start, Ints end, Ints first, int64_t limit
     return nb::make_tuple(to_numpy(std::move(lines)), crowded);
 }
 
+// The calls of a part of the time as a tree: calls of one name by one caller are one node. A call that outlasts its caller
+// counts up to the caller's end, and time outside of the part does not count.
+nb::tuple sum_calls(Ints track, Ints start, Ints end, Ints name, int64_t from, int64_t to) {
+    const size_t n = track.shape(0);
+    if (start.shape(0) != n || end.shape(0) != n || name.shape(0) != n) throw nb::value_error("columns of different lengths");
+    std::vector<int64_t> parents, firsts, counts, times;
+    {
+        nb::gil_scoped_release release;
+        std::unordered_map<std::pair<int64_t, int64_t>, int64_t, PairHash> nodes;  // of a caller's node and a name
+        std::vector<Open> stack;
+        for (size_t i = 0; i < n; ++i) {
+            if (i > 0 && track(i) != track(i - 1)) stack.clear();
+            while (!stack.empty() && stack.back().end <= start(i)) stack.pop_back();
+            const int64_t stop = std::min(end(i), stack.empty() ? to : stack.back().end);
+            const int64_t caller = stack.empty() ? -1 : stack.back().row;
+            const auto [at, added] = nodes.try_emplace({caller, name(i)}, static_cast<int64_t>(parents.size()));
+            if (added) {
+                parents.push_back(caller);
+                firsts.push_back(static_cast<int64_t>(i));
+                counts.push_back(0);
+                times.push_back(0);
+            }
+            ++counts[at->second];
+            times[at->second] = plus(times[at->second], minus(stop, std::max(start(i), from)));
+            stack.push_back({stop, at->second});
+        }
+    }
+    return nb::make_tuple(to_numpy(std::move(parents)), to_numpy(std::move(firsts)), to_numpy(std::move(counts)),
+                          to_numpy(std::move(times)));
+}
+
 }  // namespace
 
 void bind_nesting(nb::module_& module) {
@@ -317,6 +349,10 @@ void bind_nesting(nb::module_& module) {
                nb::arg("limit"),
                "The line (from 0) of each event of a timeline on its track, and the number of events that share the last "
                "line. Events are sorted by start; first is the first line that an event may take. All int64.");
+    module.def("sum_calls", &sum_calls, nb::arg("track"), nb::arg("start"), nb::arg("end"), nb::arg("name"),
+               nb::arg("from_time"), nb::arg("to_time"),
+               "The call tree of events that overlap a time, sorted by (track, start, -end): parent node (-1 for none), "
+               "first event, number of events and time inside of each node; callers come before callees. All int64.");
     module.def("stack_tracks", &stack_tracks, nb::arg("track"), nb::arg("start"), nb::arg("end"), nb::arg("kind"),
                nb::arg("name"), nb::arg("tolerance"),
                "Nest the events of host threads, in the order in which they were entered. Returns parent row (-1 for "

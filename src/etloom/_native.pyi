@@ -276,6 +276,11 @@ def mark_extremes(first: _I32, source: _I32, usable: _Bool, group: _I32) -> _U8:
 
 def nearest(parent: NDArray[_Index], wanted: _Bool) -> NDArray[_Index]: ...
 def draw_lines(track: _I64, start: _I64, end: _I64, first: _I64, limit: int) -> tuple[_I64, int]: ...
+def sum_calls(
+    track: _I64, start: _I64, end: _I64, name: _I64, from_time: int, to_time: int
+) -> tuple[_I64, _I64, _I64, _I64]:
+    """Returns parent node, first event, number of events and time of each node."""
+
 def nest(lane: _I64, start: _I64, end: _I64, tolerance: int = 0) -> tuple[_I64, _I16, _I64]: ...
 def stack_tracks(
     track: _I64, start: _I64, end: _I64, kind: _U8, name: _I64, tolerance: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import inspect
 import json
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -519,29 +520,57 @@ def test_a_port_in_use_is_one_line(runs: OpenedRuns, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == message
 
 
-@pytest.mark.slow
-def test_the_server_on_http_answers_the_official_client(runs: OpenedRuns) -> None:
+@pytest.fixture(scope="module")
+def http_port(runs: OpenedRuns) -> Iterator[int]:
+    """The port of a server on HTTP."""
     pytest.importorskip("mcp", reason="the optional package mcp is not installed")
-    import anyio
-    from mcp import Client
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "etloom", "mcp", str(runs.roots[0]), "--http", str(port)]
-
-    async def ask() -> str:
-        async with Client(f"http://127.0.0.1:{port}/mcp") as client:
-            result = await client.call_tool("summary", {"run": "before"})
-            return str(result.content[0].text)
-
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         try:
             while server.poll() is None and not _accepts(port):
                 time.sleep(0.05)
-            assert "Top finding" in anyio.run(ask)
+            yield port
         finally:
             server.terminate()
+
+
+@pytest.mark.slow
+def test_the_server_on_http_answers_the_official_client(http_port: int) -> None:
+    import anyio
+    from mcp import Client
+
+    async def ask() -> str:
+        async with Client(f"http://127.0.0.1:{http_port}/mcp") as client:
+            result = await client.call_tool("summary", {"run": "before"})
+            return str(result.content[0].text)
+
+    assert "Top finding" in anyio.run(ask)
+
+
+@pytest.mark.slow
+def test_requests_of_other_sites_are_refused(http_port: int) -> None:
+    def ask(**headers: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=60)
+        sent = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            **headers,
+        }
+        ping = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"})
+        connection.request("POST", "/mcp", ping, sent)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    allowed = (ask(), ask(Host=f"localhost:{http_port}"), ask(Origin=f"http://127.0.0.1:{http_port}"))
+    assert not {421, 403}.intersection(allowed)
+    for host in (f"evil.example:{http_port}", "127.0.0.1", f"127.0.0.1:{http_port + 1}"):
+        assert ask(Host=host) == 421, host
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{http_port + 1}"):
+        assert ask(Origin=origin) == 403, origin
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etloom._native import draw_lines, stack_tracks
+from etloom._native import draw_lines, stack_tracks, sum_calls
 from etloom.core import arrays, nesting
 from etloom.core.schema import TABLES
 
@@ -489,3 +489,45 @@ def test_events_of_a_timeline_take_the_first_free_line(events: list[tuple[int, i
     columns = np.array(rows, np.int64).reshape(-1, 4).T
     lines, crowded = draw_lines(*map(np.ascontiguousarray, columns), 4)
     assert (lines.tolist(), crowded) == lines_one_by_one(rows, 4)
+
+
+def sum_calls_one_by_one(rows: list[tuple[int, int, int, int]], start: int, end: int) -> dict[Any, list[int]]:
+    """Return {path of names from the outermost caller: [count, time inside]}."""
+    sums: dict[Any, list[int]] = {}
+    for track in {row[0] for row in rows}:
+        open_calls: list[tuple[tuple[int, ...], int]] = [((), end)]
+        for _, begin, stop, name in (row for row in rows if row[0] == track):
+            while len(open_calls) > 1 and open_calls[-1][1] <= begin:
+                open_calls.pop()
+            caller, limit = open_calls[-1]
+            path, stop = (*caller, name), min(stop, limit)
+            entry = sums.setdefault(path, [0, 0])
+            entry[0] += 1
+            entry[1] += stop - max(begin, start)
+            open_calls.append((path, stop))
+    return sums
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(0, 12), st.integers(0, 2))),
+    st.integers(0, 20),
+    st.integers(1, 20),
+)
+def test_the_calls_of_a_time(events: list[tuple[int, int, int, int]], start: int, length: int) -> None:
+    end = start + length
+    rows = sorted(
+        (
+            (track, begin, begin + size, name)
+            for track, begin, size, name in events
+            if begin < end and begin + size > start
+        ),
+        key=lambda row: (row[0], row[1], -row[2]),
+    )
+    columns = map(np.ascontiguousarray, np.array(rows, np.int64).reshape(-1, 4).T)
+    parents, firsts, counts, times = sum_calls(*columns, start, end)
+    paths: list[tuple[int, ...]] = []
+    for parent, first in zip(parents, firsts, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), rows[first][3]))
+    assert dict(zip(paths, np.stack([counts, times], 1).tolist(), strict=True)) == sum_calls_one_by_one(
+        rows, start, end
+    )

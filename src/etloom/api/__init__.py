@@ -25,6 +25,7 @@ from etloom.api.questions import (
     plot,
     predict,
     report,
+    show,
     simulate,
     simulate_memory,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "repro",
     "salvage",
     "select",
+    "show",
     "simulate",
     "simulate_memory",
     "store_add",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from etloom.core.calls import RankStacks
     from etloom.core.communicators import RasReport
     from etloom.graphs import DependencyGraph
+    from etloom.reports.page import NotebookPage
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange
     from etloom.simulator.pipelines import RelaidPipeline
@@ -460,6 +461,27 @@ def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
     with writing(target):
         html_report.write_page(job, target)
     return target
+
+
+@verb
+def show(run: Run, *, height: int = 900) -> NotebookPage:
+    """Return the page of a run for the output of a notebook: what `report` writes, in a frame.
+
+    Args:
+        run: a Trace, a Job or a path; linked first if necessary.
+        height: of the frame, in pixels.
+
+    Returns:
+        An object that notebooks display; its ``html`` is the page. For larger runs than a page holds: ``etloom ui``.
+
+    Example:
+        >>> etloom.show("run/").height
+        900
+    """
+    from etloom.reports import html_report
+    from etloom.reports.page import NotebookPage
+
+    return NotebookPage(html_report.render_page(_link_ranks(as_job(run, for_report=True))), height)
 
 
 @verb

@@ -40,6 +40,7 @@ _VERBS = {
     "watch": "Watch a running job; name the cause when it stalls.",
     "query": "Run an SQL SELECT over the tables.",
     "report": "Summarize a run and write an HTML report.",
+    "ui": "Show a run of any size in the browser, from a server.",
     "simulate": "Predict the run time under changed conditions (what-if).",
     "predict": "Predict the step time on another network or number of ranks.",
     "plan": "Rank the layouts of a training job on a cluster.",

@@ -1,6 +1,6 @@
 // The view of the timeline in the address of the page: the time in view (t), the selected event (e) and time (s), folds
 // that differ from those at first (f), the order of ranks (o), the search (q), the
-// critical path (p), the scroll (y), and the controls of the page by their letters.
+// critical path (p), the scroll (y), the ranks on a page of a server (r), and the controls of the page by their letters.
 
 const listControls = () => [...document.querySelectorAll("[data-state]")];
 
@@ -14,6 +14,7 @@ function writeState(timeline) {
     ...(rank.open === rank.opens ? [] : [rank.rank]),
     ...rank.tracks.flatMap((track, i) => (track.open === track.opens ? [] : [`${rank.rank}.${i}`])),
   ]).join("_"));
+  set("r", FACTS.served && String(ranks.map(({ rank }) => rank)) !== String(FACTS.served.ranks) && ranks.map(({ rank }) => rank).join("_"));
   set("o", ranks.some(({ place }, i) => place !== i) && ranks.map(({ place }) => place).join("_"));
   set("q", query);
   for (const control of listControls()) set(control.dataset.state, Number(control.selectedIndex ?? control.value));
@@ -23,7 +24,7 @@ function writeState(timeline) {
 }
 
 // Returns false if the text is not a state of the timeline.
-function readState(timeline, text) {
+async function readState(timeline, text) {
   const state = new URLSearchParams(text);
   const get = (name) => state.get(name) ?? "";
   const span = readSpan(get("t"));
@@ -36,6 +37,7 @@ function readState(timeline, text) {
     control.dispatchEvent(new Event("input"));
   }
   if (timeline.path !== state.has("p")) document.querySelector('button[data-act="path"]').click();
+  await timeline.addRanks((get("r").match(/\d+/g) ?? []).map(Number));
   const changed = new Set(get("f").split("_"));
   const order = get("o").split("_");
   const place = ({ place }) => (order.length > 1 ? order.indexOf(String(place)) : place);
@@ -51,7 +53,7 @@ function readState(timeline, text) {
   timeline.setView(...span);
   const [number, id] = get("e").split(".");
   const rank = timeline.ranks.find((other) => String(other.rank) === number);
-  const index = rank && id ? rank.id.indexOf(Number(id)) : -1;
+  const index = rank && id ? await timeline.seek(rank, Number(id)) : -1;
   timeline.select(index < 0 ? null : rank, index);
   timeline.measure(...(readSpan(get("s")) ?? [null]));
   timeline.scroller.scrollTop = Number(get("y")) || 0;
@@ -63,16 +65,29 @@ function readSpan(text) {
   return from <= to ? [from, to] : null;
 }
 
+// Where the address of the page has no fragment, the links to its sections scroll.
+function followLinks() {
+  for (const link of document.querySelectorAll('a[href^="#"]')) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      document.querySelector(link.getAttribute("href")).scrollIntoView();
+    });
+  }
+}
+
 // Opens the view of the address, also of a changed one; the address follows the timeline once it rests.
 function connectLink(timeline) {
+  const button = document.getElementById("link");
+  button.hidden = location.protocol === "about:"; // the frame of a notebook has no address
+  if (button.hidden) return followLinks();
   let last = writeState(timeline);
   const update = () => {
     const state = writeState(timeline);
     if (state !== last) history.replaceState(null, "", `#${state}`);
     last = state;
   };
-  const open = () => {
-    if (!readState(timeline, location.hash.slice(1))) return;
+  const open = async () => {
+    if (!await readState(timeline, location.hash.slice(1))) return;
     document.getElementById("timeline").scrollIntoView({ behavior: "instant" });
     last = writeState(timeline);
   };
@@ -80,7 +95,7 @@ function connectLink(timeline) {
   window.addEventListener("hashchange", open);
   timeline.atRest.push(update);
   for (const control of listControls()) control.addEventListener("input", () => timeline.schedule());
-  copyOnClick(document.getElementById("link"), () => {
+  copyOnClick(button, () => {
     last = null;
     update();
     return location.href;

@@ -10,8 +10,9 @@ async function inflate(base64) {
   return new Response(stream).arrayBuffer();
 }
 
-async function unpack(base64) {
-  const rank = decode(await inflate(base64));
+const unpack = async (base64) => restore(decode(await inflate(base64)));
+
+function restore(rank) {
   restoreTimes(rank);
   indexPieces(rank);
   return rank;
@@ -70,12 +71,14 @@ function restoreTimes(rank) {
 // Launch call or operator -> the device events it caused.
 function reverse(rank) {
   const caused = new Map();
+  const add = (cause, effect) => {
+    if (!caused.has(cause)) caused.set(cause, []);
+    caused.get(cause).push(effect);
+  };
   for (let i = 0; i < rank.events; i++) {
-    for (const cause of new Set([rank.launch[i], rank.operator[i]])) {
-      if (!cause) continue;
-      if (!caused.has(cause - 1)) caused.set(cause - 1, []);
-      caused.get(cause - 1).push(i);
-    }
+    const [launch, operator] = [rank.launch[i], rank.operator[i]];
+    if (launch) add(launch - 1, i);
+    if (operator && operator !== launch) add(operator - 1, i);
   }
   return caused;
 }

@@ -15,9 +15,10 @@ function showDetails(timeline, rank, index) {
   }
   const go = (label, target, verb = "reveal") => {
     const button = element("button", { type: "button", textContent: label });
+    const id = rank.id[target]; // its index may change
     button.addEventListener("click", () => {
-      timeline.select(rank, target);
-      timeline[verb](rank, target);
+      timeline.select(rank, rank.id.indexOf(id));
+      timeline[verb](rank, rank.id.indexOf(id));
     });
     return button;
   };
@@ -40,9 +41,9 @@ function connectSearch(timeline) {
   const input = document.getElementById("search");
   const answer = document.getElementById("matches");
   timeline.onmatch = () => {
-    const { events, time, at } = timeline.matches;
+    const { events, time, at, isPending } = timeline.matches;
     const place = at < 0 ? "" : `${formatCount(at + 1)} of `;
-    answer.textContent = !input.value.trim() ? ""
+    answer.textContent = !input.value.trim() ? "" : isPending ? "searching"
       : events ? `${place}${formatCount(events)} events, ${formatTime(time)}` : "no event has this name";
   };
   input.addEventListener("input", () => {
@@ -75,7 +76,7 @@ function connectButtons(timeline, loaded) {
   for (const button of document.querySelectorAll("button[data-view]")) {
     button.addEventListener("click", async () => {
       const view = JSON.parse(button.dataset.view);
-      if (!showFinding(timeline, view)) await loaded.then(() => showFinding(timeline, view));
+      if (!await showFinding(timeline, view)) await loaded.then(() => showFinding(timeline, view));
       const caption = document.getElementById("caption");
       caption.textContent = view.caption;
       caption.hidden = !view.caption;

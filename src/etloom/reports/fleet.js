@@ -85,23 +85,29 @@ class FleetMap {
   // A button for the timeline of the rank, next to a typical one; or how to get it.
   describe(rank, step) {
     const { data } = this;
-    if (!this.timeline || !data.drawn.includes(rank)) {
+    if (!this.timeline || !this.isDrawn(rank)) {
       return element("p", { className: "soft", textContent: `The timeline of rank ${rank} is not in this page: etloom export RUN --rank ${rank} --out rank.parquet; etloom report rank.parquet` });
     }
     const host = data.hosts[rank];
-    const peer = rank !== data.typical && data.drawn.includes(data.typical) ? data.typical : undefined;
+    const peer = rank !== data.typical && this.isDrawn(data.typical) ? data.typical : undefined;
     const compared = peer === undefined ? "" : ` next to rank ${peer}, which is typical`;
     const button = element("button", { type: "button", textContent: `Timeline of rank ${rank}${host ? ` on ${host}` : ""}${compared}` });
     button.addEventListener("click", async () => {
-      if (!this.show(rank, step, peer)) await this.loaded.then(() => this.show(rank, step, peer));
+      await this.timeline.addRanks([rank, peer ?? rank]);
+      if (!await this.show(rank, step, peer)) await this.loaded.then(() => this.show(rank, step, peer));
       document.getElementById("timeline").scrollIntoView();
       this.timeline.canvas.focus({ preventScroll: true });
     });
     return button;
   }
 
+  // Whether the timeline of a rank is in this page, or at its server.
+  isDrawn(rank) {
+    return FACTS.served || this.data.drawn.includes(rank);
+  }
+
   // Returns false if the rank is not (yet) there.
-  show(rank, step, peer) {
+  async show(rank, step, peer) {
     const drawn = this.timeline.ranks.find((other) => other.rank === rank);
     if (!drawn) return false;
     const [, start, length] = drawn.steps.find(([number]) => number === step) ?? [null, 0, drawn.end.at(-1) ?? 0];

@@ -12,8 +12,9 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,18 @@ SCRIPTS = (
     "details.js",
     "page.js",
 )
+SERVED_SCRIPTS = (*TIMELINE_SCRIPTS, "served.js", *SCRIPTS[len(TIMELINE_SCRIPTS) :])
+"""Scripts of the page of a server."""
 MAX_RANK_ROWS = 2_000
 """Rows of the table with one row per rank."""
 PART_COLORS = dict(zip(PART_LABELS, ("compute", "communication", "memory", "other", "idle"), strict=True))
 """Part of the breakdown -> its color in report.css."""
 MAX_COST_ROWS = 600
 """Rows of a table with several rows per rank."""
+_ADD_RANK = (
+    '<span class="buttons" id="add-rank"><input type="number" min="0" placeholder="Rank" aria-label="Rank">'
+    '<button type="button">Add</button></span>\n'
+)
 _COST_COLUMNS = {"top-ops": "exclusive_ns", "kernel-breakdown": "total_ns"}
 _TABLES = {
     "top-ops": (
@@ -98,8 +105,19 @@ def write_page(
     write_atomically(Path(path), render_page(job, max_events=max_events, max_ranks=max_ranks))
 
 
-def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS) -> str:
-    """Return the HTML report of a linked run; see `write_page`."""
+def render_page(
+    job: Job,
+    *,
+    max_events: int = MAX_EVENTS,
+    max_ranks: int = MAX_RANKS,
+    select_timelines: Callable[[pl.DataFrame, Sequence[int]], Timelines] | None = None,
+) -> str:
+    """Return the HTML report of a linked run; see `write_page`.
+
+    Args:
+        select_timelines: for the page of a server: returns the timelines for a critical path by edge and the ranks that
+            findings name.
+    """
     summary = summarize_run(job)
     views = find_views(summary.tables["findings"].head(MAX_FINDINGS), job)
     hosts = dict(job.rank_facts.select("rank", "host").iter_rows())
@@ -109,8 +127,10 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         named = list(dict.fromkeys((*fleet.notable_ranks, *named)))
     if len(job) > MAX_RANKS:
         max_events, max_ranks = min(max_events, MAX_FLEET_EVENTS), min(max_ranks, MAX_FLEET_RANKS)
-    timelines = pack_timelines(job, max_events, max_ranks, summary.tables["critical-path"], named)
-    drawn = [timeline.rank for timeline in timelines.packed]
+    if select_timelines is None:
+        select_timelines = partial(pack_timelines, job, max_events, max_ranks)
+    timelines = select_timelines(summary.tables["critical-path"], named)
+    drawn = list(job) if timelines.served else list(timelines.zeros)
     fleet_map = "" if fleet is None else render_fleet_map(fleet, hosts, drawn)
     memory = render_memory(job, timelines.zeros)
     name = _run_name(job)
@@ -131,7 +151,24 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         sections = _render_sections(
             summary, len(job), findings, fleet_map, timeline, memory, what_if, render_roofline(job)
         )
-    facts = json.dumps({"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock})
+    return _assemble_page(job, timelines, _render_summary(summary), sections, graph)
+
+
+def render_timeline_page(job: Job, timelines: Timelines) -> str:
+    """Return the page of a server that has the timeline only: it can be shown before the summary is computed."""
+    note = '<p class="soft" id="computing">The summary, the findings and the tables are being computed.</p>'
+    return _assemble_page(
+        job, timelines, note, [titled_section("timeline", "Timeline", _render_timeline(timelines))]
+    )
+
+
+def _assemble_page(
+    job: Job, timelines: Timelines, summary: str, sections: Sequence[Section], graph: str = ""
+) -> str:
+    """Return the page of a run with these sections, the data of its timelines, and the graph of its what-if."""
+    name = _run_name(job)
+    facts = {"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock}
+    facts_text = json.dumps({**facts, "served": timelines.served})
     data = (
         f'<script type="text/plain" data-rank="{timeline.rank}">{base64.b64encode(timeline.data).decode()}</script>'
         for timeline in timelines.packed
@@ -140,10 +177,11 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         title=f"{name} - etloom report" if name else "etloom report",
         heading=name or "Execution trace report",
         subtitle=_render_subtitle(job),
-        summary=_render_summary(summary),
+        summary=summary,
         sections=[section for section in sections if section.html],
-        scripts=SCRIPTS,
-        data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', graph, *data)),
+        scripts=SCRIPTS if timelines.served is None else SERVED_SCRIPTS,
+        data="\n".join((f'<script type="application/json" id="facts">{facts_text}</script>', graph, *data)),
+        asks_server=timelines.served is not None,
     ).render()
 
 
@@ -278,16 +316,16 @@ def _render_note(text: str) -> str:
 
 
 def _render_timeline(timelines: Timelines) -> str:
-    packed, notes = timelines.packed, timelines.notes
-    if not packed:
+    packed, notes, served = timelines.packed, timelines.notes, timelines.served
+    if not timelines.zeros:
         return "".join(map(_render_note, notes))
-    occurring = frozenset().union(*(timeline.colors for timeline in packed))
+    occurring = frozenset().union(*(timeline.colors for timeline in packed)) if packed else range(len(COLORS))
     legend = render_legend({name: label for code, (name, label) in enumerate(COLORS) if code in occurring})
     return fill_template(
         read_asset("timeline.html"),
         legend=legend,
-        controls="",
-        ranks=escape(format_ranks(timeline.rank for timeline in packed)),
+        controls=_ADD_RANK if served and served["count"] > len(served["ranks"]) else "",
+        ranks=escape(format_ranks(served["ranks"] if served else timelines.zeros)),
         notes="".join(map(_render_note, notes)),
     )
 

@@ -3,7 +3,7 @@
 async function start() {
   tables();
   const root = document.getElementById("tracks");
-  const timeline = root && new Timeline(root);
+  const timeline = root && new (FACTS.served ? ServedTimeline : Timeline)(root);
   let [fleet, memory] = [null, null];
   themes(() => { timeline?.readColors(); fleet?.paint(); memory?.paint(); });
   let finish;
@@ -16,6 +16,7 @@ async function start() {
     if (rank) memory?.selectTime(rank.rank, rank.start[index]);
   };
   timeline.onload = finish;
+  window.etloom = { timeline, memory, findPiece, fitNames, showFinding, sumPath }; // for the console and tests
   connectTimeline(timeline, loaded);
   const status = document.getElementById("status");
   const packed = [...document.querySelectorAll("script[data-rank]")];
@@ -26,11 +27,11 @@ async function start() {
     if (i + 1 < Math.min(FACTS.open_ranks, packed.length)) continue;
     // From here on the page can be used; the other ranks follow, folded.
     root.dataset.ready = "true";
-    window.etloom = { timeline, memory, findPiece, fitNames, showFinding, sumPath }; // for the console and tests
     timeline.loading = i + 1 < packed.length;
     await new Promise((go) => setTimeout(go));
   }
-  const events = timeline.ranks.reduce((sum, rank) => sum + rank.events, 0);
+  if (FACTS.served) await openServed(timeline, root);
+  const events = timeline.ranks.reduce((sum, rank) => sum + (rank.total ?? rank.events), 0);
   timeline.layout();
   status.textContent = `${formatCount(events)} events`;
   const path = document.querySelector('button[data-act="path"]');

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from etloom.core.version import __version__
 
+_SELF_CONTAINED = "This file is self-contained: it loads nothing and sends nothing."
 TIMELINE_SCRIPTS = (
     "data.js",
     "path.js",
@@ -40,6 +41,7 @@ class Page:
     plain text.
 
     ``scripts``: names of the JavaScript files next to this module, in order. ``data``: script elements with data.
+    ``asks_server``: whether its script asks the server that the page comes from.
     """
 
     title: str
@@ -49,13 +51,14 @@ class Page:
     sections: Sequence[Section]
     scripts: Sequence[str]
     data: str = ""
+    asks_server: bool = False
 
     def render(self) -> str:
         """Return the page as HTML."""
         css, script = read_asset("report.css"), "\n".join(map(read_asset, self.scripts))
         return fill_template(
             read_asset("page.html"),
-            csp=content_security_policy(css, script),
+            csp=content_security_policy(css, script, asks_server=self.asks_server),
             title=escape(self.title),
             heading=escape(self.heading),
             subtitle=self.subtitle,
@@ -64,8 +67,29 @@ class Page:
             links="".join(f'<a href="#{section.id}">{section.link}</a>' for section in self.sections),
             sections="\n".join(section.html for section in self.sections),
             version=escape(__version__),
+            origin="Its server runs on this machine." if self.asks_server else _SELF_CONTAINED,
             data=self.data,
             script=script,
+        )
+
+
+@dataclass(frozen=True)
+class NotebookPage:
+    """A page that a notebook shows in its output, in a frame of its own; works offline.
+
+    Attributes:
+        html: the page.
+        height: of the frame, in pixels.
+    """
+
+    html: str
+    height: int
+
+    def _repr_html_(self) -> str:
+        """Return the frame; its scripts reach neither the notebook nor the network."""
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" width="100%" height="{self.height}" '
+            'style="border: 0" title="etloom"></iframe>'
         )
 
 
@@ -89,13 +113,15 @@ def fill_template(template: str, **parts: str) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
-def content_security_policy(css: str, script: str) -> str:
-    """Return a content security policy that allows only the style ``css`` and the script ``script``, by hash."""
+def content_security_policy(css: str, script: str, *, asks_server: bool = False) -> str:
+    """Return a content security policy that allows only the style ``css`` and the script ``script``, by hash, and
+    requests to the server of the page, if it has one."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
+    connect = "connect-src 'self'; " if asks_server else ""
     return (
-        f"default-src 'none'; script-src {digest(script)}; style-src {digest(css)}; base-uri 'none'; "
+        f"default-src 'none'; {connect}script-src {digest(script)}; style-src {digest(css)}; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )

@@ -49,8 +49,11 @@ class Painter {
     c.fillRect(0, 0, width, height);
     clipped(c, gutter, MINIMAP + AXIS, width - gutter, height, () => {
       this.drawGrid(height);
-      for (const item of this.visibleItems()) if (item.track) this.drawTrack(item);
-      for (const item of this.visibleItems()) if (!item.track) this.drawHead(item);
+      for (const item of this.visibleItems()) {
+        if (item.pin) this.cover(item, palette.ground);
+        if (item.track) this.drawTrack(item);
+        else this.drawHead(item);
+      }
       this.drawSteps();
       if (this.path) this.drawPathLinks();
       this.drawSelection();
@@ -61,18 +64,26 @@ class Painter {
     this.drawMinimap();
   }
 
-  *visibleItems() {
-    const { top } = this;
-    for (const item of this.items) {
-      if (top + item.y + item.height < MINIMAP + AXIS) continue;
-      if (top + item.y > this.visible) return;
-      yield item;
-    }
+  // Those that stay in sight come last, as they are drawn over the others.
+  visibleItems() {
+    const items = this.items.filter((item) => {
+      const at = this.at(item);
+      return at + item.height >= MINIMAP + AXIS && at <= this.visible;
+    });
+    return [...items.filter(({ pin }) => !pin), ...items.filter(({ pin }) => pin)];
   }
 
-  drawTrack({ rank, track, y, rows }) {
+  // Hides what has scrolled under an item.
+  cover(item, color) {
+    if (this.scroller.scrollTop <= item.pin.y) return;
+    this.context.fillStyle = color;
+    this.context.fillRect(0, this.at(item), this.width, item.height);
+  }
+
+  drawTrack(item) {
+    const { rank, track, rows } = item;
     for (let row = 0; row < rows; row++) {
-      const at = this.top + y + row * ROW;
+      const at = this.at(item) + row * ROW;
       if (at + ROW < MINIMAP + AXIS || at > this.visible) continue;
       this.drawRow(rank, track.rows[row], track.rows[row + 1], at, ROW - 1, true);
     }
@@ -89,7 +100,7 @@ class Painter {
     for (let i = firstAbove(end, t0 - perPixel, from, to); i < to && start[i] <= t1; ) {
       const left = Math.max(gutter + (start[i] - t0) * scale, gutter - 2);
       const right = Math.min(gutter + (start[i] + (dur[i] || 0) - t0) * scale, width + 2);
-      const shade = name[i] % SHADES;
+      const shade = (rank.shade ?? name)[i] % SHADES;
       let fill = fills[color[i]][shade];
       if (right - left < 1) {
         const x = Math.floor(left);
@@ -156,9 +167,10 @@ class Painter {
     c.stroke();
   }
 
-  drawHead({ rank, y, height }) {
+  drawHead(item) {
     const { context: c, palette, gutter, width } = this;
-    const at = this.top + y;
+    const { rank, height } = item;
+    const at = this.at(item);
     c.fillStyle = palette.panel;
     c.fillRect(gutter, at, width - gutter, height - 2);
     rank.steps.forEach(([number, start, dur], i) => {
@@ -225,9 +237,9 @@ class Painter {
   // The y of an event's row; of a folded rank, that of its head.
   place(rank, index) {
     const place = this.find(rank, index);
-    if (place) return { y: this.top + place.item.y + Math.min(place.row, place.item.rows - 1) * ROW };
+    if (place) return { y: this.at(place.item) + Math.min(place.row, place.item.rows - 1) * ROW };
     const head = this.items.find((item) => item.rank === rank);
-    return head && { y: this.top + head.y };
+    return head && { y: this.at(head) };
   }
 
   drawArrow(rank, cause, effect) {
@@ -315,8 +327,10 @@ class Painter {
     const { context: c, palette, gutter, visible } = this;
     c.fillStyle = palette.panel;
     c.fillRect(0, MINIMAP + AXIS, gutter, visible);
-    for (const { rank, track, y, height } of this.visibleItems()) {
-      const at = this.top + y;
+    for (const item of this.visibleItems()) {
+      const { rank, track, height } = item;
+      const at = this.at(item);
+      if (item.pin) this.cover(item, palette.panel);
       c.fillStyle = track ? palette["ink-soft"] : palette.ink;
       c.font = track ? FONT : `600 ${FONT}`;
       const mark = (track || rank).open ? "▾" : "▸";
@@ -342,7 +356,7 @@ class Painter {
     this.context = canvas.getContext("2d");
     this.context.scale(ratio, ratio);
     this.view = this.home;
-    const tracks = this.ranks.flatMap((rank) => rank.tracks.map((track) => [rank, track]));
+    const tracks = this.ranks.flatMap((rank) => (rank.whole ?? rank).tracks.map((track) => [rank.whole ?? rank, track]));
     const each = (MINIMAP - 6) / Math.max(1, tracks.length);
     const weight = ({ rows, pathTime }) => (this.path ? pathTime : rows[rows.length - 1] - rows[0]);
     // Of tracks that fall on one line of pixels, one stands for all.

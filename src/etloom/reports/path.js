@@ -56,11 +56,12 @@ function* visibleSpans(timeline, starts, ends, from, to) {
 }
 
 // Marks the critical path or not. What is marked comes into sight: if no piece is in view, the view moves to the nearest.
-function markPath(timeline, on) {
+async function markPath(timeline, on) {
   timeline.path = on;
   timeline.overview = null;
   if (on && !findPiece(timeline, 3, true)) {
     if (!findPiece(timeline, 0)) moveToNearestPiece(timeline);
+    await timeline.loadView();
     const longest = findPiece(timeline, 0);
     if (longest) timeline.reveal(longest.rank, longest.index);
   }
@@ -84,7 +85,7 @@ function findPiece(timeline, pixels, inSight = false) {
 function moveToNearestPiece(timeline) {
   const [t0, t1] = timeline.view;
   let nearest = { distance: Infinity };
-  for (const rank of timeline.ranks) {
+  for (const rank of timeline.ranks.map((rank) => rank.whole ?? rank)) {
     for (let piece = rank.firstPiece[0]; piece < rank.path_event.length; piece++) {
       const distance = Math.max(rank.path_start[piece] - t1, t0 - rank.pathEnd[piece]);
       if (distance < nearest.distance) nearest = { distance, at: (rank.path_start[piece] + rank.pathEnd[piece]) / 2 };

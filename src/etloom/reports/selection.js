@@ -31,20 +31,23 @@ function sumNames(timeline, range, byTrack) {
     const code = rank.name[index];
     if (!entries[code]) {
       const name = nameOf(rank, index);
-      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? `rank ${rank.title ?? rank.rank}, ${track.name}` : "", count: 0, sum: 0 };
+      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? nameTrack(rank, track) : "", count: 0, sum: 0 };
       if (!entries[code].count) names.push(entries[code]);
       known.set(name, entries[code]);
     }
     entries[code].count++;
     entries[code].sum += time;
   });
-  return names.sort((a, b) => b.sum - a.sum || b.count - a.count);
+  return sortNames(names);
 }
+
+const sortNames = (names) => names.sort((a, b) => b.sum - a.sum || b.count - a.count);
+const nameTrack = (rank, track) => `rank ${rank.title ?? rank.rank}, ${track.name}`;
 
 const nameOf = (rank, index) => rank.strings[rank.name[index] - 1] ?? "(no name)";
 
 // Shows the statistics of the selected time under the timeline, unless they are there already.
-function showStatistics(timeline) {
+async function showStatistics(timeline) {
   const [side, { value: by }, note, table, calls] = ["", "-by", "-note", "-table", "-calls"].map((part) => document.getElementById(`statistics${part}`));
   const { measured, items, fills } = timeline;
   const key = [measured, items, by, fills];
@@ -57,10 +60,12 @@ function showStatistics(timeline) {
   calls.hidden = !table.parentNode.hidden;
   note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); unfolded rows. Events that cross an edge count with their part inside.`;
   if (!calls.hidden) {
-    const root = buildCalls(timeline, measured);
+    const root = await timeline.buildCalls(measured);
+    if (showStatistics.key !== key) return;
     return drawCalls(timeline, calls, by === "callers" ? invertCalls(root) : root, span);
   }
-  const names = sumNames(timeline, measured, by === "track");
+  const names = await timeline.sumNames(measured, by === "track");
+  if (showStatistics.key !== key) return;
   if (names.length > MAX_NAMES) note.append(` The first ${MAX_NAMES} of ${formatCount(names.length)} rows.`);
   table.classList.toggle("by-track", by === "track");
   const number = (value, text) => {

@@ -56,14 +56,20 @@ class Timeline extends Painter {
     this.items = [];
     let y = 0;
     for (const rank of this.ranks) {
-      this.items.push({ rank, track: null, y, height: HEAD });
-      y += HEAD;
-      if (!rank.open) continue;
-      for (const track of rank.tracks) {
+      const pin = { y, height: 0, bottom: 0 };
+      // The head and the GPU tracks, which come first, stay in sight while the others scroll, if they leave room for these.
+      const add = (item) => {
+        const isPinned = (!item.track || (item.track.gpu && pin.height === y - pin.y)) && pin.height + item.height < 0.6 * this.rowSpace;
+        if (isPinned) pin.height += item.height;
+        this.items.push({ ...item, y, pin: isPinned ? pin : null });
+        y += item.height;
+      };
+      add({ rank, track: null, height: HEAD });
+      for (const track of rank.open ? rank.tracks : []) {
         const rows = track.open ? track.rows.length - 1 : 1;
-        this.items.push({ rank, track, y, rows, height: rows * ROW + TRACK_GAP });
-        y += rows * ROW + TRACK_GAP;
+        add({ rank, track, rows, height: rows * ROW + TRACK_GAP });
       }
+      pin.bottom = y;
     }
     this.height = y;
     this.spacer.style.height = `${Math.max(0, y + AXIS + MINIMAP - this.scroller.clientHeight)}px`;
@@ -92,6 +98,13 @@ class Timeline extends Painter {
     rank.tracks.forEach((track, i) => { track.label = labels[i]; });
   }
 
+  // The y of an item on the screen.
+  at({ y, pin }) {
+    const shift = pin ? Math.min(this.scroller.scrollTop - pin.y, pin.bottom - pin.y - pin.height) : 0;
+    return this.top + y + Math.max(shift, 0);
+  }
+
+  get rowSpace() { return (this.visible || 0) - MINIMAP - AXIS; }
   get top() { return MINIMAP + AXIS - this.scroller.scrollTop; }
   get scale() { return (this.width - this.gutter) / (this.view[1] - this.view[0]); }
   x(time) { return this.gutter + (time - this.view[0]) * this.scale; }
@@ -153,10 +166,11 @@ class Timeline extends Painter {
   reveal(rank, index, move = true) {
     rank.open = trackOf(rank, index).open = true;
     this.layout();
-    const { item, row } = this.find(rank, index);
-    const y = item.y + row * ROW;
-    const height = this.visible - AXIS - MINIMAP;
-    if (y < this.scroller.scrollTop || y + ROW > this.scroller.scrollTop + height) this.scroller.scrollTop = y - height / 3;
+    if (!this.isInSight(rank, index)) {
+      const { item, row } = this.find(rank, index);
+      const hidden = item.pin ? 0 : this.pinnedHeight(rank);
+      this.scroller.scrollTop = item.y + row * ROW - hidden - (this.rowSpace - hidden) / 3;
+    }
     const start = rank.start[index];
     if (move && (start + (rank.dur[index] || 0) < this.view[0] || start > this.view[1])) {
       const half = (this.view[1] - this.view[0]) / 2;
@@ -169,8 +183,13 @@ class Timeline extends Painter {
   isInSight(rank, index) {
     const place = this.find(rank, index);
     if (!place) return false;
-    const y = place.item.y + Math.min(place.row, place.item.rows - 1) * ROW - this.scroller.scrollTop;
-    return y >= 0 && y + ROW <= this.visible - AXIS - MINIMAP;
+    const y = this.place(rank, index).y - MINIMAP - AXIS;
+    return y >= (place.item.pin ? 0 : this.pinnedHeight(rank)) && y + ROW <= this.rowSpace;
+  }
+
+  // The height of the tracks of a rank that stay in sight.
+  pinnedHeight(rank) {
+    return this.items.find((item) => item.rank === rank).pin?.height ?? 0;
   }
 
   // Folds a rank or a track, or unfolds it.
@@ -193,28 +212,28 @@ class Timeline extends Painter {
 
   search(query) {
     this.query = query;
-    const text = query.trim().toLowerCase();
-    this.matches = { events: 0, names: 0, time: 0, list: [] };
+    this.matches = { events: 0, time: 0, list: [] };
     for (const rank of this.ranks) {
-      rank.match = null;
-      if (!text) continue;
-      const names = rank.strings.map((string) => string.toLowerCase().includes(text));
-      const seen = new Set();
-      rank.match = new Uint8Array(rank.events);
-      for (let i = 0; i < rank.events; i++) {
-        if (!names[rank.name[i] - 1]) continue;
-        rank.match[i] = 1;
-        seen.add(rank.name[i]);
+      rank.match = this.matchNames(rank);
+      if (!rank.match) continue;
+      for (let i = rank.match.indexOf(1); i >= 0; i = rank.match.indexOf(1, i + 1)) {
         this.matches.events++;
         this.matches.time += rank.dur[i] || 0;
         if (this.matches.list.length < 100000) this.matches.list.push([rank, i]);
       }
-      this.matches.names += seen.size;
     }
     this.matches.list.sort(([a, i], [b, j]) => a.rank - b.rank || a.start[i] - b.start[j]);
     this.matches.at = -1;
     this.schedule();
     return this.matches;
+  }
+
+  // Which events have a name that is searched; null without a search.
+  matchNames(rank) {
+    const text = this.query.trim().toLowerCase();
+    if (!text) return null;
+    const names = [false, ...rank.strings.map((string) => string.toLowerCase().includes(text))];
+    return Uint8Array.from(rank.name, (name) => names[name]);
   }
 
   next(direction) {
@@ -251,7 +270,7 @@ class Timeline extends Painter {
   // The event before or after the selected one in its row; without one, the first of all.
   selectNeighbor(direction) {
     if (!this.selected) {
-      const item = this.items.find(({ track }) => track);
+      const item = this.items.find(({ track }) => track && track.rows[0] < track.rows.at(-1));
       return item && this.select(item.rank, item.track.rows[0]);
     }
     const { rank, index } = this.selected;
@@ -262,17 +281,26 @@ class Timeline extends Painter {
     this.reveal(rank, next);
   }
 
+  // ---- what a timeline answers itself, or a server for it (served.js)
+
+  // The index of an event.
+  async seek(rank, id) { return rank.id.indexOf(id); }
+  async addRanks() {}
+  async prepare() {}
+  async loadView() {}
+  async sumNames(range, byTrack) { return sumNames(this, range, byTrack); }
+  async buildCalls(range) { return buildCalls(this, range); }
+
   // ---- the pointer
 
   item(y) {
-    const inside = y - this.top;
-    return y < MINIMAP + AXIS ? undefined : this.items.find((item) => inside >= item.y && inside < item.y + item.height);
+    return y < MINIMAP + AXIS ? undefined : this.visibleItems().findLast((item) => y >= this.at(item) && y < this.at(item) + item.height);
   }
 
   hit(x, y) {
     const item = this.item(y);
     if (!item || !item.track || x < this.gutter) return null;
-    const row = Math.floor((y - this.top - item.y) / ROW);
+    const row = Math.floor((y - this.at(item)) / ROW);
     if (row >= item.rows) return null;
     const { rank, track } = item;
     const [from, to] = [track.rows[row], track.rows[row + 1]];
@@ -341,6 +369,7 @@ function details(rank, index) {
     ["step", step], ["correlation", Number.isNaN(correlation) ? null : correlation],
     ["shapes", text("shapes")], ["launch", text("geometry")], ["communication", text("communication")],
     ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
+    ["also here", rank.hidden?.[index] ? `${formatCount(rank.hidden[index])} more; zoom in` : null],
     ["rank", rank.title ?? rank.rank], ["track", trackOf(rank, index).name], ["event", rank.id[index]],
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
 }
@@ -356,7 +385,8 @@ function formatCompared(rank, index) {
 
 function bounds(tracks) {
   let [low, high] = [Infinity, -Infinity];
-  for (const [rank, { rows }] of tracks) {
+  for (const [rank, { rows, span }] of tracks) {
+    if (span) [low, high] = [Math.min(low, span[0]), Math.max(high, span[1])];
     for (let row = 0; row + 1 < rows.length; row++) {
       if (rows[row] === rows[row + 1]) continue;
       low = Math.min(low, rank.start[rows[row]]);

@@ -43,16 +43,18 @@ class Timelines:
     """The timelines of the report: the packed data of each drawn rank, and the times shown as zero.
 
     Attributes:
-        packed: One per rank, from the top.
+        packed: One per rank, from the top; none on a page of a server.
         zeros: The time that the page shows as zero, by rank.
         common_clock: Whether times of different ranks can be compared.
         notes: What the timelines omit.
+        served: On a page of a server, what its script needs: see `etloom.reports.served_run`.
     """
 
     packed: list[PackedTimeline]
     zeros: Mapping[int, int]
     common_clock: bool
     notes: list[str]
+    served: Mapping[str, Any] | None = None
 
 
 def pack_timelines(
@@ -201,7 +203,25 @@ class PackedTimeline:
         return self.total - self.plotted
 
 
-_NO_PIECES = pl.DataFrame(schema={"event": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+_EVENT_COLUMNS = (
+    *(
+        "id",
+        "cat",
+        "name",
+        "ph",
+        "ts",
+        "dur",
+        "pid",
+        "tid",
+        "device",
+        "stream",
+        "correlation",
+        "depth",
+        "step",
+    ),
+)
+"""Columns of events that the timeline shows, or that determine their tracks."""
+NO_PIECES = pl.DataFrame(schema={"event": pl.Int64, "start": pl.Int64, "end": pl.Int64})
 
 
 def pack_timeline(
@@ -224,46 +244,79 @@ def pack_timeline(
         max_events: with more events, those on the critical path are kept, then the longest of their track and time
             bucket.
     """
-    events = add_track_key(trace.events)
-    tracks = list_tracks(trace, events)
-    key = ["_pid", "_tid", "_class"]
-    on_tracks = events.drop_nulls("ts").join(
-        tracks.select(*key, "_track"), on=key, how="left", nulls_equal=True
-    )
-    pieces = _NO_PIECES if pieces is None else pieces
-    on_path = pl.col("id").cast(pl.Int64).is_in(pieces["event"].drop_nulls().implode())
-    plotted = keep_longest(on_tracks.with_columns(on_path.alias("_critical")), max_events)
-    plotted, crowded = _place_on_rows(plotted)
-    tracks = tracks.join(plotted.group_by("_track").agg(pl.len().alias("_drawn")), on="_track", how="left")
-    strings, texts = _encode_texts(trace, plotted)
-    steps, step = _encode_steps(trace, plotted, origin)
-    edges = _encode_launches(trace, plotted)
-    path = place_pieces(pieces, plotted)
-    colors = list_color_codes(plotted)
-    columns = [
-        _encode("start", "wide", _measure_distances(plotted, origin)),
-        _encode("dur", "wide", plotted["dur"]),
-        _encode("correlation", "wide", plotted["correlation"]),
-        _encode("id", "u32", plotted["id"]),
-        _encode("color", "u8", colors),
-        _encode("step", "u32", step),
-        *(_encode(name, "u32", values) for name, values in {**texts, **edges}.items()),
-        _encode("path_event", "u32", path["place"]),
-        _encode("path_start", "wide", path["start"] - origin),
-        _encode("path_dur", "wide", path["dur"]),
-        *([_encode("compared", "u32", _find_places(plotted, changes[0]))] if changes else []),
-    ]
-    header = {
+    pieces = NO_PIECES if pieces is None else pieces
+    placed = place_events(trace, max_events, pieces)
+    header, columns = encode_events(trace, placed.events, origin, find_steps(trace).sort("start"), pieces)
+    if changes:
+        columns.append(encode_column("compared", "u32", _find_places(placed.events, changes[0])))
+    header |= {
         "rank": rank,
         "zero": 0 if zero is None else zero - origin,
-        "events": plotted.height,
-        "strings": strings,
-        "steps": steps,
-        "tracks": track_headers(tracks, plotted),
+        "tracks": track_headers(placed.tracks, placed.events),
         "changes": changes and changes[1],
     }
-    data, used = _frame_file(header, columns), frozenset(colors.unique().to_list())
-    return PackedTimeline(rank, data, events.height, plotted.height, used, crowded)
+    data, used = frame_columns(header, columns), frozenset(placed.events["_color"].unique().to_list())
+    return PackedTimeline(rank, data, placed.total, placed.events.height, used, placed.sharing_last_row)
+
+
+class PlacedEvents(NamedTuple):
+    """Events on the rows of tracks: ``tracks`` of `list_tracks` with _drawn; ``events`` by track, row and start, with
+    _track, _row and _color; the number of all events, and of those that share the last row of their track."""
+
+    tracks: pl.DataFrame
+    events: pl.DataFrame
+    total: int
+    sharing_last_row: int
+
+
+def place_events(
+    trace: Trace, max_events: int | None = None, pieces: pl.DataFrame = NO_PIECES
+) -> PlacedEvents:
+    """Place the events of a rank on tracks and rows; with more than ``max_events``, some of them (`keep_longest`)."""
+    events = add_track_key(trace.events.select(_EVENT_COLUMNS))
+    tracks = list_tracks(trace, events)
+    key = ["_pid", "_tid", "_class"]
+    placed = events.drop_nulls("ts").join(tracks.select(*key, "_track"), on=key, how="left", nulls_equal=True)
+    if max_events is not None:
+        on_path = pl.col("id").cast(pl.Int64).is_in(pieces["event"].drop_nulls().implode())
+        placed = keep_longest(placed.with_columns(on_path.alias("_critical")), max_events)
+    placed, crowded = _place_on_rows(placed)
+    placed = placed.with_columns(list_color_codes(placed).alias("_color"))
+    tracks = tracks.join(placed.group_by("_track").agg(pl.len().alias("_drawn")), on="_track", how="left")
+    return PlacedEvents(tracks, placed, events.height, crowded)
+
+
+def encode_events(
+    trace: Trace, plotted: pl.DataFrame, origin: int, steps: pl.DataFrame, pieces: pl.DataFrame
+) -> tuple[dict[str, Any], list[Column]]:
+    """Return the header (events, strings, steps) and the columns of placed events.
+
+    Args:
+        trace: the tables with the details of the events.
+        plotted: the events, as `place_events` returns them, or some of them.
+        origin: time from which starts are counted, ns.
+        steps: the steps, by start.
+        pieces: the pieces of the critical path.
+    """
+    strings, texts = _encode_texts(trace, plotted)
+    step_rows, step = _encode_steps(steps, plotted, origin)
+    path = place_pieces(pieces, plotted)
+    columns = [
+        encode_column("start", "wide", _measure_distances(plotted, origin)),
+        encode_column("dur", "wide", plotted["dur"]),
+        encode_column("correlation", "wide", plotted["correlation"]),
+        encode_column("id", "u32", plotted["id"]),
+        encode_column("color", "u8", plotted["_color"]),
+        encode_column("step", "u32", step),
+        *(
+            encode_column(name, "u32", values)
+            for name, values in {**texts, **_encode_launches(trace, plotted)}.items()
+        ),
+        encode_column("path_event", "u32", path["place"]),
+        encode_column("path_start", "wide", path["start"] - origin),
+        encode_column("path_dur", "wide", path["dur"]),
+    ]
+    return {"events": plotted.height, "strings": strings, "steps": step_rows}, columns
 
 
 def _find_places(plotted: pl.DataFrame, places: Mapping[int, int]) -> pl.Series:
@@ -339,9 +392,10 @@ def _format_communication() -> pl.Expr:
     return pl.concat_str(parts, separator=", ", ignore_nulls=True)
 
 
-def _encode_steps(trace: Trace, plotted: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
+def _encode_steps(
+    steps: pl.DataFrame, plotted: pl.DataFrame, origin: int
+) -> tuple[list[list[int]], pl.Series]:
     """Return [number, start, duration] (ns) of each step, and for each plotted event 1 + its step's index (0: none)."""
-    steps = find_steps(trace).sort("start")
     rows = [[step, start - origin, end - start] for step, start, end in steps.iter_rows()]
     if not rows:
         return [], pl.Series(np.zeros(plotted.height, np.uint32))
@@ -370,14 +424,16 @@ def _measure_distances(plotted: pl.DataFrame, origin: int) -> pl.Series:
     return pl.Series(np.maximum(start - before, 0))
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
+    """An encoded column: name, form, number of values, bytes."""
+
     name: str
     form: str
     size: int
     data: bytes
 
 
-def _encode(name: str, form: str, values: pl.Series) -> _Column:
+def encode_column(name: str, form: str, values: pl.Series) -> Column:
     """Encode a column of integers as bytes: ``wide`` (64 bits, null as all ones), ``u32`` or ``u8`` (null as 0)."""
     if form == "wide":
         known = to_array(values, _NULL)
@@ -385,13 +441,16 @@ def _encode(name: str, form: str, values: pl.Series) -> _Column:
         data = (numbers & NULL_WORD).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
     else:
         data = to_array(values, 0).astype({"u32": "<u4", "u8": "u1"}[form]).tobytes()
-    return _Column(name, form, len(values), data)
+    return Column(name, form, len(values), data)
 
 
-def _frame_file(header: dict[str, Any], columns: Sequence[_Column]) -> bytes:
+def frame_columns(header: dict[str, Any], columns: Sequence[Column], *, is_compressed: bool = True) -> bytes:
+    """Return header and columns as bytes; see above."""
     header["columns"] = [[column.name, column.form, column.size] for column in columns]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
     body = b"".join(column.data + b"\0" * (-len(column.data) % 4) for column in columns)
     content = len(text).to_bytes(4, "little") + text + body
+    if not is_compressed:
+        return content
     return bytes(igzip_lib.compress(content, level=_COMPRESSION, flag=igzip_lib.COMP_GZIP))

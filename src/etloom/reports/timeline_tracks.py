@@ -184,6 +184,7 @@ def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str,
                 "name": track["_name"],
                 "work": track["_class"] not in (HOST_OFF_STACK, RECORDER),
                 "host": track["_class"] == HOST_STACK,
+                "gpu": track["_class"] in (GPU_ANNOTATIONS, GPU),
                 "stack": stacks.setdefault((track["_pid"], track["_tid"]), len(stacks))
                 if track["_class"] in (PYTHON, HOST_STACK)
                 else None,

@@ -1,7 +1,8 @@
 // Shows the part of the timeline that a finding is about: its time, its event, and the ranks that it concerns.
 
 // Returns false if the rank is not (yet) there.
-function showFinding(timeline, view) {
+async function showFinding(timeline, view) {
+  await timeline.prepare(view);
   const rank = timeline.ranks.find(({ rank }) => rank === view.rank);
   if (!rank) return false;
   const peer = timeline.ranks.find(({ rank }) => rank === view.peer);

@@ -22,7 +22,7 @@ from etloom.core.trace import Job
 from etloom.graphs.critical_paths import KIND_LABELS
 from etloom.graphs.graph import EdgeKind, Int64Array
 from etloom.reports.page import fill_template, read_asset
-from etloom.reports.timeline_selection import _Column, _encode, _frame_file
+from etloom.reports.timeline_selection import Column, encode_column, frame_columns
 from etloom.simulator import parse_change
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
 from etloom.simulator.reproduction import require_models
@@ -110,7 +110,7 @@ def pack_graph(
     names = ("changed", "scaled", "delay")
     header = {"parts": PARTS, "counts": counts, "steps": spans.keys, "command": command}
     header["changes"] = [changes for *_, changes in options]
-    data = _frame_file(
+    data = frame_columns(
         header,
         [
             _encode_integers("degree", degree),
@@ -127,8 +127,8 @@ def pack_graph(
     return options, base64.b64encode(data).decode()
 
 
-def _encode_integers(name: str, values: np.ndarray, form: str = "u32") -> _Column:
-    return _encode(name, form, pl.Series(values.astype(np.int64)))
+def _encode_integers(name: str, values: np.ndarray, form: str = "u32") -> Column:
+    return encode_column(name, form, pl.Series(values.astype(np.int64)))
 
 
 def _find_parts(recording: RecordedRun) -> Int64Array:

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import click
 
 from etloom.cli.command import LOCAL_PATH_TYPE, Flag, Positional, command
 from etloom.cli.error_handling import print_message
+from etloom.cli.loopback import HOST, check_port, list_hosts, list_origins
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def mcp(
         signal.signal(signal.SIGTERM, functools.partial(_end, opened))
         server.run("stdio")
     else:
-        _check_port(http)
-        server.run("streamable-http", host="127.0.0.1", port=http)
+        check_port(http, "--http")
+        security = make_security(http)
+        server.run("streamable-http", host=HOST, port=http, transport_security=security)
     opened.close()
 
 
@@ -123,16 +124,11 @@ def _end(runs: OpenedRuns, number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
-def _check_port(port: int) -> None:
-    """Raise EtloomError if no server can listen on the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise EtloomError(
-                f"port {port} cannot be used: {error.strerror}", remedy="choose another --http PORT"
-            ) from None
+def make_security(port: int) -> Any:
+    """Return the rules by which the server refuses requests, as `mcp` takes them."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    return TransportSecuritySettings(allowed_hosts=list_hosts(port), allowed_origins=list_origins(port))
 
 
 def build_server(runs: Any) -> Any:

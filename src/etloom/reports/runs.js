@@ -1,0 +1,3 @@
+// The page of a store, whose runs are links.
+
+themes(() => {});
