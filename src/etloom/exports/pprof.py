@@ -20,7 +20,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.exports.folded import format_stacks
 from etloom.formats.chakra.protobuf import encode_varint
-from etloom.formats.chakra.wire import encode_field, encode_key
+from etloom.formats.chakra.writing import encode_field, encode_key
 from etloom.formats.io.atomic_file import open_atomic
 
 SUFFIX = (".pb.gz", ".pprof")
