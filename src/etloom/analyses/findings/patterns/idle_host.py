@@ -5,6 +5,7 @@ With a GPU, while it is idle in an annotated step; without, in each step at the 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ MIN_STEP_SHARE = 0.5
 MIN_INSIDE = 0.8
 """Share of a pause inside an annotation that is named with it."""
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NAMED_PAUSES = 20
 """The longest pauses, whose Python functions are looked up."""
 
@@ -123,7 +125,7 @@ def _name_function(view: RankView, finding: Finding) -> Finding:
                 calls["name"][int(rows[np.argmin(durations[rows])])]
                 for rows in (around[in_user_code[around]], around)
             )
-            times[function, innermost] += int(lengths[at])
+            times[function, _ADDRESS.sub("", innermost)] += int(lengths[at])
     if not times:
         return finding
     (function, innermost), time = times.most_common(1)[0]
