@@ -18,6 +18,7 @@ from etloom.core import machine
 from etloom.core.errors import EtloomError, LimitError
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.io import limits, parquet_input, sqlite_file
+from support.ascend_traces import write_database, write_kernel_table
 from support.xspaces import write_gpus
 
 ROWS = 3_000_000
@@ -82,13 +83,15 @@ PARQUET = {
 }
 
 
-@pytest.mark.parametrize("kind", [*PARQUET, "sqlite", "chakra", "xplane"])
+@pytest.mark.parametrize("kind", [*PARQUET, "sqlite", "ascend", "ascend-kernels", "chakra", "xplane"])
 def test_the_limit_of_rows_holds_for_every_reader(
     kind: str, tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writers: dict[str, Any] = {
         **PARQUET,
         "sqlite": lambda folder: write_sqlite(folder, own),
+        "ascend": lambda folder: write_database(folder / "a.db"),
+        "ascend-kernels": lambda folder: write_kernel_table(folder / "kernel_details.csv"),
         "chakra": write_chakra,
         "xplane": write_gpus,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -14,7 +15,13 @@ import etloom
 from etloom import formats
 from etloom.core.errors import ReadError
 from etloom.core.trace import Trace
-from support.ascend_traces import START, write_database, write_kernel_table, write_trace_view
+from support.ascend_traces import (
+    START,
+    write_cluster_communication,
+    write_database,
+    write_kernel_table,
+    write_trace_view,
+)
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +206,55 @@ def test_tables_of_kernels_are_read_to_the_ns(tmp_path: Path) -> None:
     ]
     table = etloom.analyze(trace, "kernel-breakdown")
     assert dict(table.select("name", "kind").iter_rows())["hcom_allReduce__503_0_1"] == "communication"
+
+
+def test_collectives_of_a_cluster_are_matched(tmp_path: Path) -> None:
+    path = write_cluster_communication(tmp_path / "cluster_communication.json")
+    job = etloom.open(path, use_cache=False)
+    assert job.ranks == [0, 1]
+    rows = [
+        trace.events.select(pl.col("name", "cat").cast(pl.String), "ts", "dur").rows()
+        for trace in job.values()
+    ]
+    assert rows == [
+        [
+            (
+                "hcom_allReduce__503_0_1",
+                "kernel",
+                START * 1000 + 500 + 10_000 * rank,
+                500_000 - 10_000 * rank,
+            ),
+            (
+                "hcom_allGather__503_1_1",
+                "kernel",
+                START * 1000 + 1_000_000 + 10_000 * rank,
+                500_000 - 10_000 * rank,
+            ),
+        ]
+        for rank in range(2)
+    ]
+    table = etloom.analyze(job, "collectives").sort("collective")
+    assert table.select("collective", "group").unique().sort("collective").rows() == [
+        ("all_gather", "503"), ("all_reduce", "503"),
+    ]  # fmt: skip
+    args = job[1].events["args"].cast(pl.String)[0]
+    assert json.loads(args)["links"]["HCCS"]["Transit Size(MB)"] == 4.0
+    single = {"step1": {"collective": json.loads(path.read_text())["(0, 1)"]["step4"]}}
+    operators = {name: entry["0"] for name, entry in single["step1"]["collective"].items()}
+    (tmp_path / "communication.json").write_text(json.dumps({"step1": {"collective": operators, "p2p": {}}}))
+    trace = formats.read(tmp_path / "communication.json")
+    assert isinstance(trace, Trace) and trace.events.height == 2
+
+
+def test_collectives_of_other_types_are_counted(tmp_path: Path) -> None:
+    path = write_cluster_communication(tmp_path / "cluster_communication.json")
+    path.write_text(path.read_text().replace('"Elapse Time(ms)": 0.5', '"Elapse Time(ms)": "long"'))
+    job = formats.read(path)
+    assert isinstance(job, Trace) and job.rank == 1, "rank 0 has none"
+    assert dict(job.stats.select("name", "count").iter_rows())["read.no_time"] == 2
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ReadError, match="is not complete JSON"):
+        formats.read(path)
 
 
 def test_a_database_without_events_is_refused(tmp_path: Path) -> None:

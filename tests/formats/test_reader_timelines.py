@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import etloom
-from support.intel_traces import DEVICE, START, write_ray_timeline, write_unitrace
+from support.chrome_timelines import DEVICE, START, write_ray_timeline, write_unitrace
 
 
 def test_work_of_intel_s_devices(tmp_path: Path) -> None:

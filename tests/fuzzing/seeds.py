@@ -20,7 +20,13 @@ import polars as pl
 
 import etloom
 from support import observer_files, perfetto_packets, rocm_recordings, small_traces
-from support.ascend_traces import write_database, write_kernel_table, write_trace_view
+from support.ascend_traces import (
+    write_cluster_communication,
+    write_database,
+    write_kernel_table,
+    write_trace_view,
+)
+from support.chrome_timelines import write_mpi, write_ray_timeline, write_unitrace
 from support.nccl_profiles import inspector_line, write_lines, write_profile
 from support.paths import ROOT
 from support.ras_reports import Communicator, Member, make_world, write_json, write_text
@@ -325,8 +331,24 @@ def _write_ascend_database(folder: Path) -> None:
     write_database(folder / "ascend_pytorch_profiler_0.db")
 
 
+def _write_ascend_communication(folder: Path) -> None:
+    write_cluster_communication(folder / "cluster_communication.json")
+
+
 def _write_ascend_kernels(folder: Path) -> None:
     write_kernel_table(folder / "kernel_details.csv")
+
+
+def _write_mpi(folder: Path) -> None:
+    write_mpi(folder / "mpi.json")
+
+
+def _write_unitrace(folder: Path) -> None:
+    write_unitrace(folder / "app.1.json", 0)
+
+
+def _write_ray(folder: Path) -> None:
+    write_ray_timeline(folder / "timeline.json")
 
 
 def _write_nsys_tables(folder: Path) -> None:
@@ -490,7 +512,11 @@ SEEDS: dict[str, Seed] = {
     "nsys-tables": Seed(_write_nsys_tables, ("run_pqtdir/*.parquet",)),
     "ascend": Seed(_write_ascend, ("trace_view.json",)),
     "ascend-database": Seed(_write_ascend_database, ("ascend_pytorch_profiler_0.db",)),
+    "ascend-communication": Seed(_write_ascend_communication, ("cluster_communication.json",)),
     "ascend-kernels": Seed(_write_ascend_kernels, ("kernel_details.csv",)),
+    "mpi-trace": Seed(_write_mpi, ("mpi.json",)),
+    "unitrace": Seed(_write_unitrace, ("app.1.json",)),
+    "ray": Seed(_write_ray, ("timeline.json",)),
     "memory-snapshot": Seed(_write_memory_snapshot, ("rank0_snapshot.pickle", "rank1_snapshot.json")),
     "observer": Seed(_write_observer, ("observer_0.etob",)),
     "nccl-profiler": Seed(_write_nccl_profiles, ("nccl-12276093370021447385-0.json",)),

@@ -183,6 +183,29 @@ def write_database(path: Path, rank: int = 0, repeat: int = 1) -> Path:
     return path
 
 
+def write_cluster_communication(path: Path, ranks: int = 2) -> Path:
+    """Write the times of two collectives and a sum on each rank, as msprof-analyze writes them of a cluster."""
+
+    def describe(rank: int, at: float) -> dict[str, Any]:
+        times = {"Start Timestamp(us)": START + at + 10 * rank, "Elapse Time(ms)": 0.5 - 0.01 * rank,
+                 "Transit Time(ms)": 0.3, "Wait Time(ms)": 0.1, "Idle Time(ms)": 0.1}  # fmt: skip
+        link = {
+            "Transit Size(MB)": 4.0,
+            "Transit Time(ms)": 0.3,
+            "Bandwidth(GB/s)": 13.3,
+            "Size Distribution": {},
+        }
+        return {"Communication Time Info": times, "Communication Bandwidth Info": {"HCCS": link}}
+
+    operators = {
+        f"hcom_{name}__503_{number}_1@503": {str(rank): describe(rank, at) for rank in range(ranks)}
+        for number, (name, at) in enumerate((("allReduce", 0.5), ("allGather", 1000)))
+    }
+    operators["Total Op Info"] = {str(rank): describe(rank, 0) for rank in range(ranks)}
+    path.write_text(json.dumps({str(tuple(range(ranks))): {"step4": operators}, "p2p": {}}))
+    return path
+
+
 KERNEL_COLUMNS = (
     "Step Id", "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "OP State", "Accelerator Core",
     "Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim", "Input Shapes",

@@ -155,8 +155,10 @@ def _from_device(trace: Trace) -> pl.DataFrame:
 
 
 def _from_library(trace: Trace) -> list[pl.DataFrame]:
-    """Return the communications with a start time that NCCL's profiler recorded, as a list of at most one table."""
+    """Return the communications with a start time that NCCL's profiler recorded, or calls of MPI; at most one table."""
     is_call = categories.mask_events(trace.events, (categories.NCCL_COLLECTIVE,))
+    described = trace.events["id"].is_in(trace.comms["event"].drop_nulls().implode()).to_numpy()
+    is_call = is_call | (described & categories.match_names(trace.events, categories.MPI_CALL))
     if not is_call.any():
         return []
     calls = (
@@ -166,7 +168,9 @@ def _from_library(trace: Trace) -> list[pl.DataFrame]:
             event="id",
             issuer=pl.lit(None, dtype=pl.UInt32),
             where=pl.lit("library"),
-            name=pl.concat_str(pl.lit("nccl:"), pl.col("name").cast(pl.String)),
+            name=pl.when(pl.col("cat") == categories.NCCL_COLLECTIVE)
+            .then(pl.concat_str(pl.lit("nccl:"), pl.col("name").cast(pl.String)))
+            .otherwise(pl.col("name").cast(pl.String)),
             start="ts",
             end=pl.col("ts") + pl.col("dur"),
         )

@@ -62,6 +62,9 @@ GRAPH_LAUNCH = r"GraphLaunch"
 NCCL_COLLECTIVE = "nccl_collective"
 """Category of a communication that NCCL's own profilers recorded."""
 
+MPI_CALL = r"^MPI_[A-Z]"
+"""Matches calls of MPI."""
+
 PIPELINE_OPERATION = "pipeline_operation"
 """Category of an operation of a pipeline, such as forward-compute, in a trace that holds nothing smaller."""
 

@@ -712,6 +712,12 @@ DECLARED_STATS = (
         "commas that NCCL 2.28.9 leaves out in the JSON of its RAS when a rank is missing; added",
     ),
     DeclaredStat(
+        "read.mpi_other_process",
+        "data_loss",
+        "events of processes without a call of MPI, which are not ranks, in a trace of MPI calls",
+        "record each rank in a file of its own",
+    ),
+    DeclaredStat(
         "read.ascend_not_read",
         "info",
         "rows of an Ascend database that have no table here: hardware metrics, memory, call stacks",

@@ -272,8 +272,8 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
         kernels that are matrix products), gradients (of a convolution; 0 if the kernel names do not show it), basis.
     """
     # Without known operator, each kernel is a unit of its own.
-    is_alone = (pl.col("row") < 0) & (pl.col("replay") < 0)
-    kernel_id = pl.when(is_alone).then(pl.col("id").cast(pl.Int64)).otherwise("replay")
+    is_single = (pl.col("row") < 0) & (pl.col("replay") < 0)
+    kernel_id = pl.when(is_single).then(pl.col("id").cast(pl.Int64)).otherwise("replay")
     work = work.with_columns(kernel=kernel_id).sort("row", "kernel", "ts")
     row, kernel_ids = work["row"].to_numpy(), work["kernel"].to_numpy()
     start, end = work["ts"].to_numpy(), work["end"].to_numpy()

@@ -37,8 +37,8 @@ def count_chunked_flops(
         group_states: Sizes of the states of all groups, added up.
         states: Size of the state of a channel.
     """
-    whole, rest = divmod(length, chunk)
-    pairs = whole * count_pairs(chunk, chunk, "top_left") + count_pairs(rest, rest, "top_left")
+    chunks, rest = divmod(length, chunk)
+    pairs = chunks * count_pairs(chunk, chunk, "top_left") + count_pairs(rest, rest, "top_left")
     return batch * (2 * pairs * (group_states + channels) + 4 * length * channels * states)
 
 

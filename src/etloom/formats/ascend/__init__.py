@@ -1,4 +1,4 @@
-"""Reads Ascend's databases (ascend_pytorch_profiler_<rank>.db, msprof_<time>.db) and kernel_details.csv.
+"""Reads Ascend's databases (ascend_pytorch_profiler_<rank>.db), kernel_details.csv and cluster_communication.json.
 
 Read: operators and ranges of PyTorch with shapes, calls of CANN, tasks of NPUs, copies, collectives with their tasks,
 ranges of MSTX, steps. Not read, but counted: hardware metrics, memory, call stacks. Tables of kernels have only these.
@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 
 from etloom.core.errors import ReadError
-from etloom.core.trace import Trace
-from etloom.formats.ascend import database, kernel_table
+from etloom.core.trace import Job, Trace
+from etloom.formats.ascend import communication_table, database, kernel_table
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, decompressed_file, open_decompressed
 from etloom.formats.io.sqlite_file import MAGIC, SqliteFile, list_tables
 
@@ -27,7 +27,7 @@ _HEAD_BYTES = 1 << 16
 
 def sniff(head: bytes) -> bool:
     """Return whether a file is a database of Ascend's profiler or its table of kernels, from its first bytes."""
-    return is_database(head) or kernel_table.sniff(head)
+    return is_database(head) or kernel_table.sniff(head) or communication_table.sniff(head)
 
 
 def is_database(head: bytes) -> bool:
@@ -40,8 +40,8 @@ def is_in(path: Path) -> bool:
     return list_tables(path) >= database.TABLES
 
 
-def read(path: Path) -> Trace:
-    """Read the recording of one process.
+def read(path: Path) -> Trace | Job:
+    """Read the recording of one process; a Job if the file has the collectives of several ranks.
 
     Raises:
         ReadError: The file is not a recording, or contains no events.
@@ -53,7 +53,7 @@ def read(path: Path) -> Trace:
         except DECOMPRESSION_ERRORS:
             head = b""
     if not head.startswith(MAGIC):
-        return kernel_table.read(path)
+        return communication_table.read(path) if communication_table.sniff(head) else kernel_table.read(path)
     with decompressed_file(path, ".db") as plain, SqliteFile.open(plain) as source:
         trace = database.read(source, path)
     if trace.events.is_empty():

@@ -15,7 +15,7 @@ import polars as pl
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.sqlite_file import I64, TEXT, SqliteFile, int_columns
-from etloom.formats.kineto.ascend import HARDWARE, categorize
+from etloom.formats.kineto.ascend import COLLECTIVES, HARDWARE, categorize
 from etloom.formats.tables.building import build_trace, sort_events
 
 TABLES = frozenset({"STRING_IDS", "TASK"})
@@ -26,7 +26,6 @@ _FIRST_OPERATOR = 1 << 40
 """The lowest External id of an operator; connection numbers are below."""
 _FIRST_PLANE = 1 << 20
 """The lowest track of tasks of collectives; those of collectives are below."""
-_COLLECTIVES = "Communication"
 _READ = frozenset(
     [
         "STRING_IDS",
@@ -293,7 +292,7 @@ def _list_tracks(events: pl.DataFrame) -> pl.DataFrame:
     rows = [
         {
             "pid": pid,
-            "name": _COLLECTIVES if pid >= COLLECTIVE_PID else HARDWARE,
+            "name": COLLECTIVES if pid >= COLLECTIVE_PID else HARDWARE,
             "labels": f"NPU {(pid - DEVICE_PID) % DEVICE_PID}",
         }
         for pid in pids

@@ -103,7 +103,7 @@ def _read_columns(path: Path) -> pl.DataFrame:
 def _parse_time(texts: pl.Series) -> pl.Series:
     """Convert decimal microseconds to ns exactly; null for other texts."""
     parts = texts.str.extract_groups(_MICROSECONDS).struct.unnest()
-    whole, fraction = parts[parts.columns[0]], parts[parts.columns[1]]
+    integer, fraction = parts[parts.columns[0]], parts[parts.columns[1]]
     ns = fraction.fill_null("").str.pad_end(3, "0").str.head(3).cast(pl.Int64, strict=False)
-    whole = whole.cast(pl.Int64, strict=False)
-    return pl.select(pl.when(whole < 1 << 51).then(whole * 1000 + ns).alias("ns")).to_series()
+    integer = integer.cast(pl.Int64, strict=False)
+    return pl.select(pl.when(integer < 1 << 51).then(integer * 1000 + ns).alias("ns")).to_series()

@@ -57,6 +57,9 @@ _XLA_DEVICE = r"^/device:(?:GPU|TPU):\d"
 _LONGEST_RECORDING = 10**17
 """Three years: times that follow the first one by more are not of one recording."""
 
+_MPI_CALL = re.compile(rb'"name"\s*:\s*"MPI_[A-Z]')
+_MPI_ARGUMENT = re.compile(rb'"(?:comm|datatype|dest|source)"\s*:\s*"?(?:0x)?\d')
+_OPERATOR = re.compile(rb'"cat"\s*:\s*"(?:cpu|gpu)_op"')
 _TRACK_KEYS = ("name", "labels", "sort_index")
 _MIN_NUMBERED = 500
 _MIN_RECORDED = 0.05
@@ -67,7 +70,21 @@ _MAX_OTHER_METADATA = 1000
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file is a Chrome trace, judging from its first bytes ``head``."""
+    """Return whether a file is a Chrome trace that no other reader reads, judging from its first bytes ``head``."""
+    return is_chrome_trace(head) and not is_mpi_trace(head)
+
+
+def is_mpi_trace(head: bytes) -> bool:
+    """Return whether a Chrome trace is of MPI calls alone, which `etloom.formats.mpi_trace` reads."""
+    return (
+        _MPI_CALL.search(head) is not None
+        and _MPI_ARGUMENT.search(head) is not None
+        and _OPERATOR.search(head) is None
+    )
+
+
+def is_chrome_trace(head: bytes) -> bool:
+    """Return whether a file is a Chrome trace, but not of NCCL's profiler, judging from its first bytes ``head``."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"[":
         is_list = re.match(rb"\[\s*(?:\{|\]|$)", text) is not None and (

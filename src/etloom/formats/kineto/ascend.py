@@ -29,8 +29,10 @@ _MAX_BYTES = 1 << 32
 _QUOTED_TIME = re.compile(rb'("(?:ts|dur)"\s{0,8}:\s{0,8})"(-?\d{1,19}(?:\.\d{1,9})?)"')
 HARDWARE = "Ascend Hardware"
 """Name of the process of the NPU."""
+COLLECTIVES = "Communication"
+"""Name of the process of collectives."""
 _CALLS = ("CANN",)
-_COMMUNICATION, _SUMMARIES = ("Communication", "HCCL"), ("Overlap Analysis",)
+_COMMUNICATION, _SUMMARIES = (COLLECTIVES, "HCCL"), ("Overlap Analysis",)
 _UNKNOWN_TASK = r"^(?:OTHER|UNKNOWN|N/?A|INVALID)?$"
 """Task types that state nothing, such as all of Level0: the name is an operator's, or the type of the task."""
 _COPY_TASK = r"^(?:MEMCPY|SDMA|PCIE_DMA)"

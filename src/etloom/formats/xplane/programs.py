@@ -268,11 +268,11 @@ def _read_shapes(messages: MessageData, spans: Fields, count: int, depth: int = 
         for owner, shape in zip(
             owners, _read_shapes(messages, numbered, parts.start.size, depth + 1), strict=True
         ):
-            whole = shapes[owner]
-            first = whole if whole.dtype else shape
+            outer = shapes[owner]
+            first = outer if outer.dtype else shape
             is_scratch = shape.dtype in _SCRATCH_TYPES and len(shape.dimensions) == 1
-            scratch = whole.scratch + (shape.bytes if is_scratch else shape.scratch)
-            shapes[owner] = Shape(first.dtype, first.dimensions, whole.bytes + shape.bytes, scratch)
+            scratch = outer.scratch + (shape.bytes if is_scratch else shape.scratch)
+            shapes[owner] = Shape(first.dtype, first.dimensions, outer.bytes + shape.bytes, scratch)
     return shapes
 
 

@@ -73,7 +73,7 @@ def describe_operator(trace: Trace, event: int, name: str) -> DescribedCall:
     step.results = []
     _check_sizes(step)
     recorded_ns, recorded_on = measure_recorded_time(trace, event)
-    own_ns, calls = recorded_ns, 1
+    call_ns, calls = recorded_ns, 1
     if recorded_on == "host":
         recorded_ns, calls = measure_equal_calls(trace, event)
     code = _OperatorCode(step, storages.bytes, arguments.has_devices)
@@ -83,7 +83,7 @@ def describe_operator(trace: Trace, event: int, name: str) -> DescribedCall:
         raise ValueError(f"{name}: {overload[:60]!r} is not the name of an overload")
     text = code.write(f"torch.ops.aten.{attribute}", f"aten::{attribute}", (recorded_ns, calls, recorded_on))
     others = f"; median of {calls} equal calls: {format_ns(recorded_ns)}" if calls > 1 else ""
-    facts = [*code.describe_tensors(), f"Recorded time: {format_ns(own_ns)} ({recorded_on}){others}."]
+    facts = [*code.describe_tensors(), f"Recorded time: {format_ns(call_ns)} ({recorded_on}){others}."]
     return DescribedCall(
         "operator_script.py", f"aten::{attribute}", text, facts, arguments.assumptions + code.assumptions
     )

@@ -1,4 +1,4 @@
-"""Timelines of Intel's unitrace and of Ray, as their writers form them."""
+"""Timelines of Intel's unitrace, of Ray and of MPI calls, as their writers form them."""
 
 from __future__ import annotations
 
@@ -77,4 +77,29 @@ def write_ray_timeline(path: Path) -> Path:
         for tid, name in names.items()
     ]
     path.write_text(json.dumps(rows))
+    return path
+
+
+MIB = 1 << 18
+"""Floats in a MiB."""
+
+
+def write_mpi(path: Path, pids: tuple[int, ...] = (0, 1)) -> Path:
+    """An all-reduce, a message from the first rank to the second one, a barrier, and a process without calls."""
+    events: list[dict[str, Any]] = [
+        {"name": "python", "ph": "X", "pid": 99, "tid": 0, "ts": 0, "dur": 5, "args": {}}
+    ]
+    for place, pid in enumerate(pids):
+
+        def add(name: str, ts: float, dur: float, pid: int = pid, **args: Any) -> None:
+            events.append({"name": name, "ph": "X", "pid": pid, "tid": 0, "ts": ts, "dur": dur, "args": args})
+
+        add("compute", 0, 90)
+        add("MPI_Allreduce", 100 + 5 * place, 50 - 5 * place, comm=0, count=MIB, datatype="0x09")
+        add("MPI_Send" if place == 0 else "MPI_Recv", 200, 10, comm=0, count=100, datatype=10, tag=3,
+            **({"dest": 1} if place == 0 else {"source": 0}))  # fmt: skip
+        add("MPI_Ibcast", 250, 5, comm=0, count=8, datatype=1, root=0)
+        add("MPI_Barrier", 300, 20, comm=0)
+        add("MPI_Comm_rank", 400, 1)
+    path.write_text(json.dumps({"traceEvents": events}))
     return path

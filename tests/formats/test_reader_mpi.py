@@ -1,0 +1,62 @@
+"""Traces of MPI calls, the input of Chakra's mpi_converter: processes are ranks, calls are collectives and messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom import formats
+from etloom.core.trace import Job
+from support.chrome_timelines import MIB, write_mpi
+
+
+@pytest.mark.parametrize("pids", [(0, 1), (4100, 4107)])
+def test_processes_are_ranks_and_calls_have_sizes(pids: tuple[int, int], tmp_path: Path) -> None:
+    path = write_mpi(tmp_path / "mpi.json", pids)
+    assert formats.detect_format(path) == "mpi-trace"
+    job = etloom.open(path, use_cache=False)
+    assert isinstance(job, Job) and job.ranks == [0, 1]
+    rows = (
+        job[1]
+        .comms.join(job[1].events, left_on="event", right_on="id")
+        .select(pl.col("name", "collective", "dtype").cast(pl.String), "bytes", "root", "peer", "ts", "dur")
+    )
+    assert rows.rows() == [
+        ("MPI_Allreduce", "all_reduce", "float", MIB * 4, None, None, 105_000, 45_000),
+        ("MPI_Recv", "recv", "double", 800, None, 0, 200_000, 10_000),
+        ("MPI_Ibcast", "broadcast", "int8", 8, 0, None, 250_000, 5_000),
+        ("MPI_Barrier", "barrier", None, None, None, None, 300_000, 20_000),
+    ]
+    table = etloom.analyze(job, "collectives").filter(collective="all_reduce")
+    assert table["bytes"].to_list() == [MIB * 4]
+    counts = dict(job[0].stats.select("name", "count").iter_rows())
+    assert counts["read.mpi_other_process"] == 1
+
+
+def test_other_chrome_traces_stay_kineto_s(tmp_path: Path) -> None:
+    path = write_mpi(tmp_path / "mpi.json")
+    path.write_text(path.read_text().replace('"name": "compute"', '"cat": "cpu_op", "name": "compute"'))
+    assert formats.detect_format(path) == "kineto"
+
+
+def test_arguments_of_other_types_are_unknown(tmp_path: Path) -> None:
+    path = write_mpi(tmp_path / "mpi.json")
+    text = (
+        path.read_text()
+        .replace('"datatype": "0x09"', '"datatype": [9]')
+        .replace('"count": 100', '"count": "many"')
+    )
+    path.write_text(text)
+    job = formats.read(path)
+    assert isinstance(job, Job)
+    assert job[0].comms["bytes"].to_list() == [None, None, 8, None]
+
+
+def test_a_job_of_mpi_becomes_chakra(tmp_path: Path) -> None:
+    job = etloom.open(write_mpi(tmp_path / "mpi.json"), use_cache=False)
+    etloom.export(job, tmp_path / "mpi.et")
+    nodes = etloom.read(tmp_path / "mpi.0.et").nodes
+    assert "MPI_Allreduce" in set(nodes["name"].cast(pl.String))
