@@ -225,9 +225,8 @@ def predict(
     Returns:
         The prediction: ``.table`` has one row for the job, the step time, each rank and each step; ``.reasons`` begins
         with the error of reproducing the recording; ``.job`` is a Job that every verb takes (of another pipeline: a
-        pipeline operation trace). A run without times
-        (`collect --fake-world`) needs a device and a network; its table has one row per step of each rank, and there is
-        no ``.job``.
+        pipeline operation trace). A run without times (`collect --fake-world`) needs a device and a network; its table
+        has one row per step of each rank, and no ``.job``.
 
     Raises:
         AnalysisError: the run has no timed event.
@@ -244,11 +243,9 @@ def predict(
     if not has_times(job):
         for option, value in (("ranks", ranks), ("parallel", parallel), ("host", host)):
             if value is not None:
-                raise InvalidValue(
-                    f"{option} needs a run with times, but its execution traces have none",
-                    remedy="add Kineto traces of the run, or record a run of the size that you ask about",
-                    option=option,
-                )
+                remedy = "add Kineto traces of the run, or record a run of the size that you ask about"
+                text = f"{option} needs a run with times, but its execution traces have none"
+                raise InvalidValue(text, remedy=remedy, option=option)
         return predict_untimed(job, device, network)
     return predict_job(
         job,
