@@ -209,7 +209,12 @@ def main() -> None:
     rows = [row for pair in PAIRS for family in families if (row := compare(family, *pair, folder))]
     rows += [compare_collectives(*pair, folder) for pair in PAIRS]
     with pl.Config(
-        tbl_rows=-1, tbl_cols=-1, tbl_width_chars=190, tbl_hide_dataframe_shape=True, fmt_str_lengths=30
+        tbl_rows=-1,
+        tbl_cols=-1,
+        tbl_width_chars=190,
+        tbl_hide_dataframe_shape=True,
+        tbl_formatting="ASCII_MARKDOWN",
+        fmt_str_lengths=30,
     ):
         print(pl.DataFrame(rows, infer_schema_length=None))
     print_coverage()

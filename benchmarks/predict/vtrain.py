@@ -204,6 +204,7 @@ def main() -> None:
         tbl_rows=-1,
         tbl_width_chars=150,
         tbl_hide_dataframe_shape=True,
+        tbl_formatting="ASCII_MARKDOWN",
         tbl_hide_column_data_types=True,
     ):
         print(pl.DataFrame(rows))

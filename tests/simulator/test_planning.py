@@ -391,7 +391,7 @@ def test_a_wrong_job_is_one_line_with_the_key(case: str, tmp_path: Path) -> None
         ),
         ({"network": {"levels": []}}, "levels: expected a list of 1 to 8 levels"),
         ({"price_per_gpu_hour": float("nan")}, "price_per_gpu_hour: expected a number above 0"),
-        ({"nodes": 3}, "cluster: unknown key 'nodes'; expected device"),
+        ({"nodes": 3}, "cluster: unknown key 'nodes'; expected bandwidth_gbs, device"),
     ],
 )
 def test_a_wrong_cluster_is_one_line_with_the_key(change: dict[str, Any], text: str) -> None:
@@ -469,7 +469,7 @@ def test_the_command_prints_a_ranking(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--top", "3"]) == 0
     output = capsys.readouterr()
     assert len(output.out.splitlines()) == 4 and "limit" in output.out
-    assert "interval" not in output.out and "  ep  " not in output.out
+    assert "  ep  " not in output.out
     for words in ("8.03 billion parameters", "64 H100 SXM in nodes of 8", "more meshes", "not calibrated"):
         assert words in output.err
     assert cli.main(["plan", "llama3-8b", "--gpus", "64", "--format", "csv"]) == 0

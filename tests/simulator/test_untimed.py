@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses.flops.call_shapes import estimate_times, parse_calls
+from etloom.analyses.flops.measured_tables import MeasuredRatios, count_limits
+from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
+from etloom.simulator.untimed import learn_times
 
 SIZE = 4096
 FLOPS = 2 * SIZE**3
@@ -88,7 +96,8 @@ def write_trace(folder: Path, communications: int = 0, messages: int = 0) -> Pat
     return folder
 
 
-def test_products_take_the_time_of_the_device(tmp_path: Path) -> None:
+def test_products_take_the_time_of_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasuredRatios, "load_times", lambda *_: None)  # as without etloom[devices]
     row = etloom.predict(write_trace(tmp_path / "run"), device="A100 SXM 80GB").table.row(0, named=True)
     limit = 2 * FLOPS / (BF16_TFLOPS * 1e3)
     assert (row["rank"], row["step"], row["operators"], row["unknown"]) == (0, 7, 2, 0)
@@ -96,6 +105,42 @@ def test_products_take_the_time_of_the_device(tmp_path: Path) -> None:
     assert row["step_ns"] == pytest.approx(limit / 0.65, rel=1e-3)
     assert row["upper_bound_ns"] == pytest.approx(limit / 0.4, rel=1e-3)
     assert row["exposed_communication_ns"] == row["bubble_ns"] == 0
+
+
+def test_recordings_show_the_times_of_shapes_without_tables(tmp_path: Path) -> None:
+    """A learned product takes its recorded time, others of about its size its share of the limit."""
+    peaks = lookup_peaks("H100 SXM")
+    calls = pl.DataFrame(
+        {
+            "name": ["aten::mm"] * 3 + ["aten::relu"],
+            "dims": [
+                "[[4096, 4096], [4096, 4096]]",
+                "[[4096, 4096], [4096, 8192]]",
+                "[[8, 8], [8, 8]]",
+                "[[8]]",
+            ],
+            "dtype": ["c10::BFloat16"] * 4,
+        }
+    )
+    shapes, kinds = parse_calls(calls, "gemm")
+    recorded = np.array([200_000.0, np.nan, np.nan, np.nan])
+    learned = MeasuredRatios.learn("gemm", shapes[:1], kinds[:1], recorded[:1], peaks)
+    assert learned is not None
+    unlisted = replace(peaks, name="another device")
+    times, errors = estimate_times(calls, unlisted, {"gemm": learned})
+    limits = count_limits("gemm", shapes[:2], "bfloat16", peaks)
+    assert times[:2].tolist() == pytest.approx([200_000, 200_000 * limits[1] / limits[0]])
+    assert np.isnan(times[2:]).all() and np.isfinite(errors).tolist() == [True, True, False, False]
+    assert MeasuredRatios.learn("gemm", shapes[3:], kinds[3:], recorded[3:], peaks) is None
+
+
+def test_recordings_of_other_devices_show_nothing(data: Path) -> None:
+    run = etloom.open(data / "tracelens" / "h100_qwen.json.gz")
+    job = Job({0: etloom.link(run[0] if isinstance(run, Job) else run)})
+    learned = learn_times([job], lookup_peaks("H100 SXM"))
+    assert "gemm" in learned and len(learned["gemm"].ratios["bfloat16"]) >= 3
+    assert (learned["gemm"].ratios["bfloat16"] > 0.9).all()
+    assert learn_times([job], lookup_peaks("A100 80GB SXM")) == {}
 
 
 def test_communication_takes_the_time_of_the_network(tmp_path: Path) -> None:

@@ -29,12 +29,11 @@ from typing import Annotated
 import numpy as np
 import polars as pl
 
-from etloom.analyses.flops.call_shapes import parse_calls
+from etloom.analyses.flops.call_shapes import estimate_times
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
-from etloom.analyses.flops.measured_tables import TIME_ERRORS_PCT, MeasuredRatios, count_limits
-from etloom.analyses.flops.peaks import Peaks, check_device, lookup_peaks
+from etloom.analyses.flops.peaks import Peaks, check_device
 from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError
@@ -165,18 +164,10 @@ def _aggregate() -> list[pl.Expr]:
 def _add_measured(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     """Add table_ns and table: the time of calls of the nearest measured shapes on this device, and its error; null if
     there is none."""
-    times = np.full(rows.height, np.nan)
-    texts: list[str | None] = [None] * rows.height
-    for family, error in TIME_ERRORS_PCT.items():
-        measured = MeasuredRatios.load_times(family, peaks)
-        if measured is None or (rows["basis"] != "device").any():
-            continue
-        shapes, kinds = parse_calls(rows, family)
-        ratios = measured.compute_ratios(shapes, kinds)
-        for row in np.flatnonzero(np.isfinite(ratios)):
-            # A file of peaks may state others for this device, but measured times do not depend on them.
-            limit = count_limits(family, shapes[[row]], str(kinds[row]), lookup_peaks(peaks.name))[0]
-            times[row], texts[row] = ratios[row] * limit, f"table, 90 % within {error} %"
+    times, errors = np.full((2, rows.height), np.nan)
+    if (rows["basis"] == "device").all():
+        times, errors = estimate_times(rows, peaks)
+    texts = [f"table, 90 % within {error:.0f} %" if error > 0 else None for error in errors]
     return rows.with_columns(
         table_ns=pl.Series(times, nan_to_null=True), table=pl.Series(texts, dtype=pl.String)
     )

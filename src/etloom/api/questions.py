@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,7 @@ def predict(
     parallel: Mapping[str, int] | None = None,
     device: str | None = None,
     host: float | None = None,
+    learn_from: StrPath | None = None,
 ) -> Prediction | RelaidPipeline | UntimedPrediction:
     """Predict how long a run takes on another network, number of ranks, or device, with 90 % intervals.
 
@@ -218,17 +219,16 @@ def predict(
         recorded_network: the nominal network of the recording; transfers are assumed to reach the same share of the new
             one as they reached of it.
         ranks: the number of ranks.
-        parallel: sizes of the process mesh by axis, such as {"dp": 16}, with vp for model chunks per stage and mb for
-            micro-batches.
+        parallel: sizes of the process mesh by axis, such as {"dp": 16}; vp: model chunks per stage, mb: micro-batches.
         device: a GPU of docs/flops.md, such as "h100": kernels change, host time stays.
         host: factor of the times of work on the host (0.5: a host that is twice as fast).
+        learn_from: a store or a run, whose calls on the device show the times of a run without times.
 
     Returns:
         The prediction: ``.table`` has one row for the job, the step time, each rank and each step; ``.reasons`` begins
         with the error of reproducing the recording; ``.job`` is a Job that every verb takes (of another pipeline: a
-        pipeline operation trace). A run without times
-        (`collect --fake-world`) needs a device and a network; its table has one row per step of each rank, and there is
-        no ``.job``.
+        pipeline operation trace). A run without times (`collect --fake-world`) needs a device and a network; its table
+        has one row per step of each rank, and no ``.job``.
 
     Raises:
         AnalysisError: the run has no timed event.
@@ -245,12 +245,10 @@ def predict(
     if not has_times(job):
         for option, value in (("ranks", ranks), ("parallel", parallel), ("host", host)):
             if value is not None:
-                raise InvalidValue(
-                    f"{option} needs a run with times, but its execution traces have none",
-                    remedy="add Kineto traces of the run, or record a run of the size that you ask about",
-                    option=option,
-                )
-        return predict_untimed(job, device, network)
+                remedy = "add Kineto traces of the run, or record a run of the size that you ask about"
+                text = f"{option} needs a run with times, but its execution traces have none"
+                raise InvalidValue(text, remedy=remedy, option=option)
+        return predict_untimed(job, device, network, _open_runs(learn_from))
     return predict_job(
         job,
         network=network,
@@ -331,6 +329,17 @@ def diff_memory(before: Run, after: Run) -> pl.DataFrame:
     from etloom.comparison.difference_tables import compare_memory
 
     return compare_memory(*(as_job(run) for run in (before, after)))
+
+
+def _open_runs(path: StrPath | None) -> Iterator[Job]:
+    """Yield the linked runs of a store, or a single run; none without a path."""
+    from etloom.formats.parquet.store_layout import is_store, list_runs, run_folder
+
+    if path is None:
+        return
+    source = Path(path)
+    runs = [run_folder(source, name) for name in list_runs(source)] if is_store(source) else [source]
+    yield from (_link_ranks(as_job(run)) for run in runs)
 
 
 def _link_ranks(job: Job) -> Job:

@@ -59,7 +59,6 @@ def plan(
     Examples:
 
     \b
-      etloom plan llama3-8b --gpus 64
       etloom plan llama3-405b --gpus 16384 --parallel tp=8,pp=16
       etloom plan job.yaml --cluster cluster.yaml --top 0 --format json
       etloom plan run/ --gpus 256                             # the transformer of a recording

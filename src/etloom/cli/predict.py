@@ -51,6 +51,11 @@ class TargetOptions:
         "Factor of the times of work on the host (0.5: a host twice as fast).",
         Flag(type=click.FloatRange(0, 1000, min_open=True)),
     ] = None
+    learn_from: Annotated[
+        Path | None,
+        "A store or a run whose calls show the times of products and attention (of a --fake-world).",
+        Flag(metavar="PATH"),
+    ] = None
 
 
 def _list_presets() -> dict[str, str]:
@@ -142,6 +147,7 @@ def _parse_target(target: TargetOptions) -> dict[str, Any]:
         "ranks": target.ranks,
         "device": target.device,
         "host": target.host,
+        "learn_from": target.learn_from,
     }
     for option, network in (("network", target.network), ("recorded_network", target.recorded_network)):
         if network is not None:

@@ -43,7 +43,7 @@ MAX_GPUS = 1 << 17
 OPTIMIZER_BYTES = {"adamw": 12, "adamw-8bit": 6, "muon": 8, "momentum": 8, "sgd": 4}
 """Optimizer -> bytes of its state per parameter, with the parameter in single precision."""
 PRECISIONS = ("bf16", "fp16", "fp8")
-_KERNELS = ("fused", "unfused")
+_KERNELS = ("fused", "torch", "unfused")
 _SIZES = {
     "layers": 10_000, "hidden": 1 << 20, "heads": 1 << 14, "sequence": 1 << 27, "vocabulary": 1 << 24,
     "kv_heads": 1 << 14, "head_width": 1 << 16, "ffn": 1 << 22,
@@ -72,6 +72,10 @@ _CHOICES = {
     "sharding": SHARDINGS,
     "recompute": RECOMPUTATIONS,
 }
+_CLUSTER_KEYS = (
+    *("device", "gpus", "gpus_per_node", "network", "memory_gib", "price_per_gpu_hour"),
+    *("host", "tflops", "bandwidth_gbs"),
+)
 _FLAGS = ("gated", "tied", "overlap_experts")
 _DEVICES = {
     "dgx-a100": "A100 80GB SXM", "dgx-h100": "H100 SXM", "dgx-b200": "B200", "gb200-nvl72": "GB200",
@@ -86,7 +90,8 @@ class TrainingJob:
 
     Attributes:
         batch: sequences per step.
-        fused: whether attention and element-wise operators are fused kernels.
+        kernels: fused: attention and element-wise operators, as in Transformer Engine; torch: compiled, with PyTorch's
+            attention; unfused.
         overlap_experts: whether all-to-alls overlap with the computation of another micro-batch.
         sharding: one of SHARDINGS, None: any; ``recompute`` of RECOMPUTATIONS likewise.
     """
@@ -96,10 +101,15 @@ class TrainingJob:
     batch: int
     precision: str = "bf16"
     optimizer: str = "adamw"
-    fused: bool = True
+    kernels: str = "fused"
     overlap_experts: bool = False
     sharding: str | None = None
     recompute: str | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether attention does not write its scores."""
+        return self.kernels != "unfused"
 
 
 @dataclass(frozen=True)
@@ -185,7 +195,7 @@ def parse_job(document: Any, name: str) -> TrainingJob:
         parse_count(document["batch"], "batch", 1 << 24),
         document.get("precision", "bf16"),
         document.get("optimizer", "adamw"),
-        document.get("kernels", "fused") == "fused",
+        document.get("kernels", "fused"),
         document.get("overlap_experts", False),
         document.get("sharding"),
         document.get("recompute"),
@@ -249,8 +259,7 @@ def read_cluster(
 
 def parse_cluster(document: Any, name: str) -> Cluster:
     """Convert a cluster, as read from YAML, to `Cluster`. Raises EtloomError that names the wrong key and value."""
-    keys = {"device", "gpus", "gpus_per_node", "network", "memory_gib", "price_per_gpu_hour", "host"}
-    check_keys(document, keys, "cluster", ("device", "gpus", "network"))
+    check_keys(document, _CLUSTER_KEYS, "cluster", ("device", "gpus", "network"))
     device = document["device"]
     if not isinstance(device, str):
         raise EtloomError(f"device: expected a name, got {show_value(device)}")
@@ -258,6 +267,7 @@ def parse_cluster(document: Any, name: str) -> Cluster:
         peaks = lookup_peaks(device)
     except UnknownName as error:
         raise EtloomError(f"device: {error.what}", remedy=error.remedy) from None
+    peaks = _override_peaks(peaks, document)
     memory = document.get("memory_gib", peaks.memory_gib)
     if memory is None:
         raise EtloomError(f"memory_gib is missing: the memory of the {peaks.name} is not known")
@@ -271,6 +281,18 @@ def parse_cluster(document: Any, name: str) -> Cluster:
         None if price is None else parse_positive(price, "price_per_gpu_hour", 1e6),
         parse_positive(document.get("host", 1.0), "host", 1e3),
     )
+
+
+def _override_peaks(peaks: Peaks, document: Mapping[str, Any]) -> Peaks:
+    """Return the peaks with a cluster's bandwidth, and scaled to its TFLOP/s of half precision (a limit of power)."""
+    if "bandwidth_gbs" in document:
+        bandwidth = parse_positive(document["bandwidth_gbs"], "bandwidth_gbs", 1e6)
+        peaks = replace(peaks, bandwidth_gbs=bandwidth)
+    if "tflops" in document and peaks.tflops("bf16"):
+        factor = parse_positive(document["tflops"], "tflops", 1e6) / (peaks.tflops("bf16") or 1.0)
+        scaled = {precision: factor * rate for precision, rate in peaks.matrix_tflops.items()}
+        peaks = replace(peaks, matrix_tflops=scaled)
+    return peaks
 
 
 def _parse_topology(document: Mapping[str, Any]) -> Topology:

@@ -69,6 +69,9 @@ class StepConstants:
         overlap: share of computation during which gradients, gathered parameters and messages are transferred.
         overlaps_experts: whether all-to-alls are transferred during this share of the computation, too: that of another
             micro-batch (DualPipe, Megatron's --overlap-moe-expert-parallel-comm).
+        reserved_multiprocessors: multiprocessors that execute communication (DeepSeek-V3: 20).
+        product_recompute: share of the products with weights that selective recomputation repeats.
+        slowdown: factor of the times on the GPU by what is not modelled.
     """
 
     peak_flops: float = 312e12
@@ -91,6 +94,9 @@ class StepConstants:
     sharpness: float = 6.0
     overlap: float = 0.0
     overlaps_experts: bool = False
+    reserved_multiprocessors: float = 0.0
+    product_recompute: float = 0.0
+    slowdown: float = 1.0
 
     @property
     def traffic_rate(self) -> float:
@@ -281,7 +287,9 @@ def _time_layer(
         name: constants.link_scale * count * network.compute_times(collective, HALF * size, ranks, stride)
         for name, (collective, size, ranks, stride, count) in sizes.items()
     }
-    compute, memory = (3 + again) * products + attention, HALF * elements / constants.traffic_rate
+    passes = 3 + again + constants.product_recompute * np.equal(layout.recompute, 1)
+    compute = constants.slowdown * (passes * products + attention)
+    memory = constants.slowdown * HALF * elements / constants.traffic_rate
     if constants.overlaps_experts:
         hidden = constants.overlap * (compute + memory)
         transfers["expert"] = np.maximum(transfers["expert"] - hidden, 0.0)
@@ -344,7 +352,7 @@ def matrix_product_time(
     A tile of 128 x 128 results takes a multiprocessor its share of the peak; the last wave may be partly empty.
     """
     tiles = batch * np.ceil(rows / 128) * np.ceil(columns / 128)
-    waves = np.ceil(tiles / constants.multiprocessors)
+    waves = np.ceil(tiles / (constants.multiprocessors - constants.reserved_multiprocessors))
     tile_flops = 2 * 128 * 128 * inner
     compute = (
         waves * tile_flops * constants.multiprocessors / (constants.peak_flops * constants.tile_efficiency)

@@ -1,7 +1,7 @@
 """Predicts step times of a job that was recorded without times (`etloom collect --fake-world`), from models only.
 
-A rank runs its operators in order: each takes the time at the limits of the device (`etloom.analyses.flops`), divided
-by an assumed efficiency. Communications take latency and bandwidth of the network; synchronous ones stop the rank,
+A rank runs its operators in order: each takes the time of the nearest shapes in measured tables or in other recordings,
+else the time at the limits of the device (`etloom.analyses.flops`), divided by an assumed efficiency. Communications take latency and bandwidth of the network; synchronous ones stop the rank,
 asynchronous ones run next to what follows in the step. The bubble is that of a 1F1B pipeline with equal stages:
 (stages - 1) / micro-batches of the time of a rank's step. Stages and micro-batches follow from the rank's messages.
 """
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from etloom.analyses.flops.call_shapes import estimate_times, parse_calls
 from etloom.analyses.flops.counting import count_calls
-from etloom.analyses.flops.limits import add_limits
+from etloom.analyses.flops.limits import add_limits, find_device_peaks
+from etloom.analyses.flops.measured_tables import TIME_ERRORS_PCT, MeasuredRatios
 from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.steps import parse_step
+from etloom.core.text import count_noun
 from etloom.core.trace import Job, Trace
 from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS
 from etloom.simulator.interval_classes import explain_interval
@@ -30,6 +33,7 @@ from etloom.simulator.network.topology import ANY_SIZE, Topology
 
 EFFICIENCY, LOW_EFFICIENCY = 0.65, 0.4
 """Share of the device's limits that operators are assumed to reach, and the share for the upper bound of the time."""
+_TIMES = ("expected", "least", "most")
 TABLE_SCHEMA: dict[str, Any] = {
     "rank": pl.Int64,
     "step": pl.Int64,
@@ -64,13 +68,16 @@ def has_times(job: Job) -> bool:
     return any(trace.rows("events") for trace in job.values())
 
 
-def predict_untimed(job: Job, device: str | None, network: str | None) -> UntimedPrediction:
+def predict_untimed(
+    job: Job, device: str | None, network: str | None, recordings: Iterable[Job] = ()
+) -> UntimedPrediction:
     """Predict the step times of a job that was recorded without times, from operator shapes, a device and a network.
 
     Args:
         job: execution traces with shapes.
         device: name of a GPU with known peaks (a100).
         network: a rate, a preset or a YAML file; required if the job communicates.
+        recordings: linked runs, of which those on the device show the times of its products and attention.
 
     Raises:
         EtloomError: the device or the network is missing or unknown.
@@ -81,11 +88,12 @@ def predict_untimed(job: Job, device: str | None, network: str | None) -> Untime
             "the run has no times, so a device is needed", remedy="such as --device a100 --network dgx-a100"
         )
     peaks, model = lookup_peaks(device), _find_network(job, network)
-    rows = [row for rank, trace in job.items() for row in _predict_rank(trace, rank, peaks, model)]
+    learned = learn_times(recordings, peaks)
+    rows = [row for rank, trace in job.items() for row in _predict_rank(trace, rank, peaks, model, learned)]
     if not rows:
         raise AnalysisError("the run has no operators with shapes", remedy="record it with --fake-world")
     table = pl.DataFrame(rows, schema=TABLE_SCHEMA, orient="row")
-    return UntimedPrediction(table, _explain(table, peaks, model))
+    return UntimedPrediction(table, _explain(table, peaks, model, learned))
 
 
 def _find_network(job: Job, network: str | None) -> NetworkModel | None:
@@ -114,16 +122,16 @@ def _extend(topology: Topology) -> Topology:
 
 
 def _predict_rank(
-    trace: Trace, rank: int, peaks: Peaks, network: NetworkModel | None
+    trace: Trace, rank: int, peaks: Peaks, network: NetworkModel | None, learned: Mapping[str, MeasuredRatios]
 ) -> Iterable[tuple[int | None, ...]]:
     """Yield a row of predicted times (`TABLE_SCHEMA`) for each step of a rank."""
     marks = trace.nodes.select("id", "attrs", step=parse_step()).drop_nulls("step").sort("id")
     calls = add_limits(count_calls(trace), peaks).with_columns(
         kind=pl.lit("operator"), is_async=pl.lit(False)
     )
-    calls = calls.with_columns(at_limit=pl.col("ideal_ns"))
+    calls = calls.with_columns(_expect_times(calls, peaks, learned))
     transfers = _time_transfers(trace, rank, network)
-    columns = ("node", "kind", "at_limit", "is_async", "peer")
+    columns = ("node", "kind", "is_async", "peer", *_TIMES)
     work = pl.concat(
         [calls.with_columns(peer=pl.lit(None, pl.Int64)).select(columns), transfers.select(columns)],
         how="vertical_relaxed",
@@ -134,9 +142,9 @@ def _predict_rank(
     for number in range(max(len(begins), 1)):
         part = work.filter(pl.Series(place == (number if len(begins) else -1)))
         step = int(marks["step"][number]) if len(begins) else None
-        times = [_add_up(part, efficiency, stages) for efficiency in (EFFICIENCY, 1.0, LOW_EFFICIENCY)]
+        times = [_add_up(part, column, stages) for column in _TIMES]
         (total, compute, exposed, transfer, bubble), (lower, *_), (upper, *_) = times
-        unknown = part["at_limit"].null_count()
+        unknown = part["expected"].null_count()
         yield (
             *(rank, step, round(total), round(lower), round(upper), round(compute), round(exposed)),
             *(round(transfer), round(bubble), _read_peak_memory(marks, number), part.height, unknown),
@@ -151,14 +159,54 @@ def _read_peak_memory(marks: pl.DataFrame, number: int) -> int | None:
     return peak if isinstance(peak, int) and not isinstance(peak, bool) and 0 <= peak < 1 << 60 else None
 
 
-def _add_up(work: pl.DataFrame, efficiency: float, stages: int) -> tuple[float, float, float, float, float]:
+def _expect_times(
+    calls: pl.DataFrame, peaks: Peaks, learned: Mapping[str, MeasuredRatios]
+) -> list[pl.Series]:
+    """Return the columns `_TIMES` of operator calls (ns): by measured tables or recordings, else by the limits."""
+    measured, errors = estimate_times(calls, peaks, learned)
+    limit = calls["ideal_ns"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    choices = {
+        "expected": (measured, limit / EFFICIENCY),
+        "least": (measured * (1 - errors / 100), limit),
+        "most": (measured * (1 + errors / 100), limit / LOW_EFFICIENCY),
+    }
+    columns = []
+    for name in _TIMES:
+        table, roofline = choices[name]
+        times = np.maximum(np.where(np.isfinite(measured), table, roofline), MIN_KERNEL_NS)
+        columns.append(pl.Series(name, np.where(limit > 0, times, limit), nan_to_null=True))
+    return columns
+
+
+def learn_times(jobs: Iterable[Job], peaks: Peaks) -> dict[str, MeasuredRatios]:
+    """Return for each family the times of calls on a device, from the first ranks of recordings that used it."""
+    tables = []
+    for job in jobs:
+        trace = job[min(job)]
+        try:
+            if find_device_peaks(trace).name == peaks.name:
+                tables.append(count_calls(trace).filter(pl.col("basis") == "device", pl.col("time_ns") > 0))
+        except AnalysisError:
+            continue
+    if not tables:
+        return {}
+    calls = pl.concat(
+        [table.select("name", "dims", "dtype", "time_ns") for table in tables], how="vertical_relaxed"
+    )
+    times = calls["time_ns"].cast(pl.Float64).to_numpy()
+    by_family = {
+        family: MeasuredRatios.learn(family, *parse_calls(calls, family), times, peaks)
+        for family in TIME_ERRORS_PCT
+    }
+    return {family: ratios for family, ratios in by_family.items() if ratios is not None}
+
+
+def _add_up(work: pl.DataFrame, column: str, stages: int) -> tuple[float, float, float, float, float]:
     """Return the time of a step and its parts, ns: computation, exposed and all communication, bubble."""
     is_operator = pl.col("kind") == "operator"
-    compute_ns = pl.max_horizontal(pl.col("at_limit") / efficiency, pl.lit(float(MIN_KERNEL_NS))).filter(
-        is_operator & (pl.col("at_limit") > 0)
-    )
-    blocking_ns = pl.col("at_limit").filter(~is_operator & ~pl.col("is_async"))
-    hidden_ns = pl.col("at_limit").filter(~is_operator & pl.col("is_async"))
+    compute_ns = pl.col(column).filter(is_operator)
+    blocking_ns = pl.col(column).filter(~is_operator & ~pl.col("is_async"))
+    hidden_ns = pl.col(column).filter(~is_operator & pl.col("is_async"))
     compute, blocking, hidden = work.select(
         compute_ns.sum().alias("compute"),
         blocking_ns.sum().alias("blocking"),
@@ -172,7 +220,7 @@ def _add_up(work: pl.DataFrame, efficiency: float, stages: int) -> tuple[float, 
 
 
 def _time_transfers(trace: Trace, rank: int, network: NetworkModel | None) -> pl.DataFrame:
-    """Return a table of a rank's communications: node, kind (collective), at_limit (time in ns), is_async, peer."""
+    """Return a table of a rank's communications: node, kind (collective), times (ns), is_async, peer."""
     comms = trace.comms.filter(pl.col("node").is_not_null()).select(
         "node",
         pl.col("collective", "pg_name", "ranks").cast(pl.String),
@@ -188,13 +236,13 @@ def _time_transfers(trace: Trace, rank: int, network: NetworkModel | None) -> pl
         time = None
         if network is not None and size is not None and members:
             time = network.time_ns(collective, size, members)
-        rows.append((node, collective, time, bool(is_async), peer))
+        rows.append((node, collective, bool(is_async), peer, time, time, time))
     schema: dict[str, Any] = {
         "node": comms.schema["node"],
         "kind": pl.String,
-        "at_limit": pl.Float64,
         "is_async": pl.Boolean,
         "peer": pl.Int64,
+        **dict.fromkeys(_TIMES, pl.Float64),
     }
     return pl.DataFrame(rows, schema=schema, orient="row")
 
@@ -208,10 +256,17 @@ def _count_stages(trace: Trace, transfers: pl.DataFrame, rank: int) -> int:
     return max(int(world) // int(min(distances)), 1)
 
 
-def _explain(table: pl.DataFrame, peaks: Peaks, network: NetworkModel | None) -> list[str]:
+def _explain(
+    table: pl.DataFrame, peaks: Peaks, network: NetworkModel | None, learned: Mapping[str, MeasuredRatios]
+) -> list[str]:
+    tables = [family for family in TIME_ERRORS_PCT if MeasuredRatios.load_times(family, peaks)]
+    measured = f"measured tables of {', '.join(tables)}; " if tables else ""
+    shapes = {family: sum(map(len, ratios.shapes.values())) for family, ratios in learned.items()}
+    counts = ", ".join(f"{count_noun(count, 'shape')} of {family}" for family, count in shapes.items())
+    measured += f"recordings with {counts}; " if counts else ""
     reasons = [
-        f"computation: roofline of {peaks.name} at {100 * EFFICIENCY:.0f} % (guessed; bounds: 100 and "
-        f"{100 * LOW_EFFICIENCY:.0f} %), without launches and the host",
+        f"computation: {measured}{'else ' * bool(measured)}roofline of {peaks.name} at {100 * EFFICIENCY:.0f} % "
+        f"(guessed; bounds: 100 and {100 * LOW_EFFICIENCY:.0f} %), without launches and the host",
     ]
     if network is not None:
         reasons.append(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from etloom.analyses.flops.measured_tables import FAMILIES, Array
+from etloom.analyses.flops.measured_tables import (
+    FAMILIES,
+    SYSTEMS,
+    TIME_ERRORS_PCT,
+    Array,
+    MeasuredRatios,
+    count_limits,
+)
+from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 
 _PRECISIONS = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::linear": 0, "aten::_scaled_mm": 0}
@@ -60,6 +69,33 @@ def _parse_call(name: str | None, dims: str | None) -> tuple[str, tuple[float, .
         return sizes if min(sizes[1]) > 0 else None
     except (ValueError, TypeError, IndexError):
         return None
+
+
+def estimate_times(
+    calls: pl.DataFrame, peaks: Peaks, learned: Mapping[str, MeasuredRatios] | None = None
+) -> tuple[Array, Array]:
+    """Return the time (ns) of calls of the nearest measured shapes on a device, and the bound of nine in ten errors, %.
+
+    Both are nan where none was measured.
+
+    Args:
+        calls: as `etloom.analyses.flops.counting.count_calls` returns them.
+        peaks: the device.
+        learned: family -> times of recordings, for shapes that the tables lack.
+    """
+    times, errors = np.full(calls.height, np.nan), np.full(calls.height, np.nan)
+    # A file of peaks may state others for this device, but measured times do not depend on them.
+    stated = lookup_peaks(peaks.name) if peaks.name in SYSTEMS else peaks
+    for family, error in TIME_ERRORS_PCT.items():
+        shapes, kinds = parse_calls(calls, family)
+        for measured in (MeasuredRatios.load_times(family, peaks), (learned or {}).get(family)):
+            if measured is None:
+                continue
+            ratios = measured.compute_ratios(shapes, kinds)
+            for row in np.flatnonzero(np.isfinite(ratios) & np.isnan(times)):
+                times[row] = ratios[row] * count_limits(family, shapes[[row]], str(kinds[row]), stated)[0]
+                errors[row] = error
+    return times, errors
 
 
 def parse_product(name: str | None, dims: str | None) -> tuple[float, ...]:

@@ -141,6 +141,32 @@ class MeasuredRatios:
             return None
         return _load_times(family, folder, peaks.name)
 
+    @classmethod
+    def learn(
+        cls, family: str, shapes: Array, kinds: Sequence[str | None], times: Array, peaks: Peaks
+    ) -> MeasuredRatios | None:
+        """Return the times (ns) of recorded calls relative to `count_limits`; None if there are none of the family.
+
+        Args:
+            family: one of `TIME_ERRORS_PCT`.
+            shapes: the sizes of the family in columns; nan for other calls.
+            kinds: precision of each.
+            times: ns.
+            peaks: of the device that ran them.
+        """
+        sizes, ratios = {}, {}
+        for kind in {_DTYPES[name] for name in kinds if name in _DTYPES}:
+            rows = np.array([_DTYPES.get(name or "") == kind for name in kinds]) & np.isfinite(shapes).all(
+                axis=1
+            )
+            if not rows.any():
+                continue
+            distinct, inverse = np.unique(shapes[rows], axis=0, return_inverse=True)
+            values = times[rows] / count_limits(family, shapes[rows], kind, peaks)
+            sizes[kind] = np.log2(distinct)
+            ratios[kind] = np.array([np.median(values[inverse.ravel() == i]) for i in range(len(distinct))])
+        return cls(sizes, ratios) if sizes else None
+
     def compute_ratios(self, shapes: Array, kinds: Sequence[str | None]) -> Array:
         """Return the ratio of each call, from the measured ones with the nearest sizes.
 
