@@ -36,7 +36,7 @@ from etloom.core.trace import Job, Trace
 CHROMIUM = "/usr/bin/chromium"
 REPORT_EVENTS = 67_000
 PAN_SECONDS = 4
-LOADED = """() => document.querySelector('#tracks[data-whole]') && etloom.timeline.ranks.filter(({ open }) => open).every((rank) => {
+LOADED = """() => document.querySelector('#tracks[data-whole]') && etloom.timeline.ranks.every((rank) => {
   const shown = etloom.timeline.listRows(rank, 0);
   return !shown.length || (!rank.pending && etloom.timeline.covers(rank, shown));
 })"""

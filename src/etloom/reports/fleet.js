@@ -86,7 +86,7 @@ class FleetMap {
   describe(rank, step) {
     const { data } = this;
     if (!this.timeline || !this.isDrawn(rank)) {
-      return element("p", { className: "soft", textContent: `The timeline of rank ${rank} is not in this page: etloom export RUN --rank ${rank} --out rank.parquet; etloom report rank.parquet` });
+      return element("p", { className: "soft", textContent: `The timeline of rank ${rank} is not in this file; etloom ui RUN shows it.` });
     }
     const host = data.hosts[rank];
     const peer = rank !== data.typical && this.isDrawn(data.typical) ? data.typical : undefined;

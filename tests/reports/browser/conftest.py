@@ -119,15 +119,13 @@ def serve(browser: Any) -> Iterator[Open]:
     """Opens the page of the run at a path from a server; it must have been silent and have asked only the server."""
     tab, servers = Tab(browser), []
 
-    def serve(
-        path: Path, state: str = "", place: str = "", is_summarized: bool = True, **options: Any
-    ) -> Any:
+    def serve(path: Path, state: str = "", is_summarized: bool = True, **options: Any) -> Any:
         server = PageServer(0, RunPages(path, RunOptions(cache=False)))
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        while is_summarized and json.load(urlopen(f"{server.url}{place}ready")) is not True:
+        while is_summarized and json.load(urlopen(f"{server.url}ready")) is not True:
             time.sleep(0.05)
-        page = tab.open(server.url + place + state, allowed=server.url, **options)
+        page = tab.open(server.url + state, allowed=server.url, **options)
         page.wait_for_selector("#tracks[data-whole]")
         return page
 

@@ -260,3 +260,52 @@ def test_keys_select_the_time_of_an_event_and_fit_it(show: Open, ddp: Job) -> No
     assert page.locator("#details kbd").count() > 5 and page.evaluate(SELECTED) == after
     page.keyboard.press("?")
     assert page.locator("#details dd").count() > 3 and page.locator("#details kbd").count() == 0
+
+
+@pytest.mark.slow
+def test_gpu_tracks_stay_in_sight_while_the_others_scroll(show: Open, multirank: Job) -> None:
+    page = show(multirank)
+    tops = """() => etloom.timeline.items.filter(({ pin }) => pin).map((item) => [
+      item.rank.rank, item.track?.gpu ?? true, etloom.timeline.at(item),
+    ])"""
+    first = [place for place in page.evaluate(tops) if place[0] == 0]
+    assert len(first) > 3 and all(gpu for _, gpu, _ in first)
+    thread = "() => etloom.timeline.items.find(({ track }) => track?.host)"
+    before = page.evaluate(f"() => etloom.timeline.at(({thread})())")
+    page.evaluate("() => { etloom.timeline.scroller.scrollTop = 120; }")
+    settle(page)
+    assert [place for place in page.evaluate(tops) if place[0] == 0] == first
+    assert page.evaluate(f"() => etloom.timeline.at(({thread})())") == before - 120
+    # What is under the pointer is what is drawn there: a GPU track, not the thread that has scrolled below it.
+    x, y = page.evaluate(
+        """() => {
+          const { timeline } = etloom, box = timeline.canvas.getBoundingClientRect();
+          const item = timeline.items.find(({ track }) => track?.gpu);
+          return [box.x + 40, box.y + timeline.at(item) + 8];
+        }"""
+    )
+    page.mouse.move(x, y)
+    page.locator(".tip").wait_for(state="visible")
+    assert page.locator(".tip").inner_text().startswith("GPU 0 stream")
+    # The next rank takes their place.
+    page.evaluate("() => etloom.timeline.scrollTo(etloom.timeline.ranks[1])")
+    settle(page)
+    places = page.evaluate(tops)
+    head = min(at for rank, _, at in places if rank == 1)
+    assert max(at for rank, _, at in places if rank == 0) < head
+    assert places[0][2] < first[0][2]
+    # An event is brought into sight below the tracks that stay.
+    page.evaluate(
+        """() => {
+          const { timeline } = etloom, [rank] = timeline.ranks, track = rank.tracks.find(({ host }) => host);
+          timeline.reveal(rank, track.rows[track.rows.length - 2]);
+        }"""
+    )
+    settle(page)
+    assert page.evaluate(
+        """() => {
+          const { timeline } = etloom, [rank] = timeline.ranks, track = rank.tracks.find(({ host }) => host);
+          const { y } = timeline.place(rank, track.rows[track.rows.length - 2]);
+          return y >= 60 + timeline.pinnedHeight(rank) && y + 16 <= timeline.visible;
+        }"""
+    )
