@@ -168,6 +168,7 @@ def _assemble_page(
     """Return the page of a run with these sections, the data of its timelines, and the graph of its what-if."""
     name = _run_name(job)
     facts = {"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock}
+    facts["zeros"] = {rank: str(zero) for rank, zero in timelines.zeros.items()}
     facts_text = json.dumps({**facts, "served": timelines.served})
     data = (
         f'<script type="text/plain" data-rank="{timeline.rank}">{base64.b64encode(timeline.data).decode()}</script>'

@@ -56,6 +56,7 @@ async function showStatistics(timeline) {
   side.hidden = !measured || measured[0] === measured[1];
   if (side.hidden) return;
   const span = measured[1] - measured[0];
+  document.getElementById("statistics-sql").hidden = !timeline.ranks.every(({ rank, open }) => !open || FACTS.zeros?.[rank]);
   table.parentNode.hidden = by.startsWith("call");
   calls.hidden = !table.parentNode.hidden;
   note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); unfolded rows. Events that cross an edge count with their part inside.`;
@@ -81,6 +82,17 @@ async function showStatistics(timeline) {
   side.querySelector("input").dispatchEvent(new Event("input"));
 }
 
+// The statement for `etloom query` that sums the selected time by name. Each rank counts its times from a zero of its own.
+function writeStatement({ measured: [from, to], ranks }) {
+  const parts = ranks.filter(({ open }) => open).map(({ rank }) => {
+    const [start, end] = [from, to].map((time) => BigInt(FACTS.zeros[rank]) + BigInt(Math.round(time)));
+    const stop = "ts + coalesce(dur, 0)";
+    return `SELECT name, least(${stop}, ${end}) - greatest(ts, ${start}) AS part FROM events WHERE rank = ${rank} AND ts < ${end} AND ${stop} > ${start}`;
+  });
+  return `SELECT name, count(*) AS count, sum(part) AS sum_ns FROM (${parts.join(" UNION ALL ")}) AS parts GROUP BY name ORDER BY sum_ns DESC`;
+}
+
 function connectSelection(timeline) {
+  copyOnClick(document.getElementById("statistics-sql"), () => writeStatement(timeline));
   timeline.atRest.push(() => showStatistics(timeline));
 }

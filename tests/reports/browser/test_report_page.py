@@ -35,7 +35,7 @@ def changes(page: Any) -> Iterator[list[list[float]]]:
 
 
 def middle(page: Any) -> tuple[float, float]:
-    box = page.locator("canvas").bounding_box()
+    box = page.locator("#tracks canvas").bounding_box()
     return box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5
 
 
@@ -101,7 +101,7 @@ def test_drag_pans_and_a_double_click_fits(show: Open, ddp: Job) -> None:
 @pytest.mark.slow
 def test_the_keyboard_does_all_of_it(show: Open, ddp: Job) -> None:
     page = show(ddp)
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     home = page.evaluate(VIEW)
     for key, check in {
         "w": lambda old, new: new[1] - new[0] < old[1] - old[0],
@@ -216,7 +216,7 @@ def test_hostile_names_are_shown_and_not_run(show: Open) -> None:
     assert set(HOSTILE) <= set(strings)
     kernels = page.locator("#kernel-breakdown td.long").all_inner_texts()
     assert HOSTILE[0] in kernels
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     page.keyboard.press(".")
     assert page.locator("#details dd").first.inner_text() in HOSTILE
     page.locator("#search").fill("<script>")
@@ -248,7 +248,7 @@ def test_light_and_dark(show: Open, ddp: Job) -> None:
 def test_it_fits_the_screen(show: Open, ddp: Job, width: int) -> None:
     page = show(ddp, width=width, height=844)
     assert page.evaluate("() => document.documentElement.scrollWidth") == width
-    canvas = page.locator("canvas").bounding_box()
+    canvas = page.locator("#tracks canvas").bounding_box()
     assert canvas["width"] > width * 0.5
 
 

@@ -160,7 +160,7 @@ def test_a_selected_event_stays_selected_and_has_its_details(serve: Open, data: 
         "() => { const { rank, index } = etloom.timeline.selected; return rank.launch[index]; }"
     )
     assert row > 0
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     page.keyboard.press(".")
     page.wait_for_function(f"() => ({SELECTED})()[1] !== {device}")
     stream = multirank[0].events.filter(pl.col("stream") == place["stream"], pl.col("ts") > place["ts"])

@@ -21,7 +21,7 @@ ROWS = """() => [...document.querySelectorAll("#statistics-table tbody tr")].map
 
 def select_time(page: Any, left: float, right: float) -> tuple[int, int]:
     """Select a part of the timeline's width with the mouse; return the selected time."""
-    box = page.locator("canvas").bounding_box()
+    box = page.locator("#tracks canvas").bounding_box()
     y = box["y"] + 200
     page.keyboard.down("Shift")
     page.mouse.move(box["x"] + box["width"] * left, y)
@@ -71,6 +71,18 @@ def test_the_statistics_equal_the_events(show: Open, multirank: Job) -> None:
 
 
 @pytest.mark.slow
+def test_the_copied_statement_answers_with_the_statistics(show: Open, multirank: Job) -> None:
+    page = show(multirank)
+    select_time(page, 0.4, 0.6)
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.locator("#statistics-sql").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    answer = multirank.query(page.evaluate("() => window.copied"))
+    expected = [(name, count, total) for name, _, count, total, *_ in page.evaluate(ROWS)]
+    assert sorted(expected) == sorted(answer.rows())
+
+
+@pytest.mark.slow
 def test_the_statistics_of_each_track_and_of_unfolded_rows(show: Open, multirank: Job) -> None:
     page = show(multirank)
     start, end = select_time(page, 0.3, 0.7)
@@ -84,7 +96,7 @@ def test_the_statistics_of_each_track_and_of_unfolded_rows(show: Open, multirank
     page.locator("#statistics input").fill("stream 7")
     visible = page.locator("#statistics-table tbody tr:visible").all_inner_texts()
     assert visible and all("stream 7" in text for text in visible)
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     page.keyboard.press("Escape")
     page.locator("#statistics").wait_for(state="hidden")
 

@@ -180,7 +180,7 @@ def test_on_a_phone_tracks_have_distinct_names(show: Open, dlrm: Job) -> None:
 @pytest.mark.slow
 def test_tracks_and_ranks_fold_by_key(show: Open, dlrm: Job) -> None:
     page = show(dlrm)
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     page.keyboard.press(".")
     page.keyboard.press("t")
     assert page.evaluate("() => etloom.timeline.ranks[0].tracks[0].open") is False
@@ -213,7 +213,7 @@ def test_matches_are_counted_and_visited_in_both_directions(show: Open, ddp: Job
     events = page.evaluate("() => etloom.timeline.matches.events")
     matches = page.locator("#matches")
     assert matches.inner_text().startswith(f"{events} events")
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     visited = []
     for key, place in (("Shift+N", events), ("n", 1), ("n", 2), ("Shift+N", 1), ("p", events)):
         page.keyboard.press(key)
@@ -243,7 +243,7 @@ def test_keys_select_the_time_of_an_event_and_fit_it(show: Open, ddp: Job) -> No
           return [start[index], start[index] + dur[index]];
         }"""
     )
-    page.locator("canvas").focus()
+    page.locator("#tracks canvas").focus()
     page.keyboard.press("m")
     assert page.evaluate("() => etloom.timeline.measured") == [start, end]
     page.keyboard.press("f")
