@@ -106,6 +106,13 @@ def test_stored_answers_equal_those_in_memory(
         assert_frame_equal(kept, expected, check_exact=True)
 
 
+def test_runs_are_listed_with_their_mean_step(store: Path, job: Job) -> None:
+    steps = etloom.analyze(job, "steps")["dur_ns"].mean()
+    assert isinstance(steps, float)
+    (row,) = etloom.store_list(store).iter_rows(named=True)
+    assert (row["ranks"], row["step_ns"]) == (len(job), round(steps))
+
+
 def test_facts_of_ranks_are_known_without_opening_them(
     job: Job, stored: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

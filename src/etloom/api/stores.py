@@ -85,9 +85,9 @@ def store_list(store: StrPath) -> pl.DataFrame:
         store: the folder.
 
     Returns:
-        run, ranks, hosts, events, added (time, UTC), etloom (the version that stored it), is_current, source. A run
-        that is not current was stored by another version: its answers are computed from its tables until
-        `store_refresh`.
+        run, ranks, hosts, events, step_ns (mean duration of a step), added (time, UTC), etloom (the version that
+        stored it), is_current, source. A run that is not current was stored by another version: its answers are
+        computed from its tables until `store_refresh`.
 
     Raises:
         ReadError: it is not a store, or of a newer version.

@@ -16,6 +16,7 @@ import polars as pl
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
+from etloom.reports.html_charts import render_columns
 from etloom.reports.html_report import MAX_RANKS, render_page, render_timeline_page
 from etloom.reports.page import Page, titled_section
 from etloom.reports.timeline_index import Part, TimelineIndex
@@ -25,6 +26,8 @@ from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, find_first_
 MAX_INDEXED_EVENTS = 30_000_000
 """Events of the ranks that stay prepared; those used longest ago are prepared again when they are shown again."""
 OVERVIEW_CELLS, OVERVIEW_ROWS = 800, 4
+MAX_DRAWN_RUNS = 500
+"""Runs of a store in the chart of their steps, the last ones."""
 MAX_CELLS = 20_000
 MAX_IDS, MAX_QUERY = 10, 1_000
 MAX_FIRST_EVENTS = 10_000_000
@@ -209,6 +212,11 @@ def render_runs(name: str, runs: pl.DataFrame) -> str:
         for row in runs.iter_rows()
     )
     table = f'<div class="wrap"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    timed = runs.drop_nulls("step_ns").select("run", "step_ns").rows()
+    if len(timed) > 1:
+        columns = [(run, {"step": ns}) for run, ns in timed[-MAX_DRAWN_RUNS:]]
+        note = '<p class="soft">Mean step of each run, in the order in which they were added.</p>'
+        table = f"{note}{render_columns(columns, {'step': 'step'}, {'step': 'step'}, 'Mean step of each run')}{table}"
     return Page(
         title=f"{name} - etloom",
         heading=name,

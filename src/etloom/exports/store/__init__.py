@@ -17,6 +17,7 @@ from pathlib import Path
 
 import polars as pl
 
+from etloom.core.errors import ReadError
 from etloom.core.version import compute_code_digest
 from etloom.exports.store.adding import AddedRun, AddOptions, add_run
 from etloom.exports.store.cached_runs import open_cached_run
@@ -42,6 +43,7 @@ COLUMNS = {
     "ranks": pl.Int64,
     "hosts": pl.Int64,
     "events": pl.Int64,
+    "step_ns": pl.Int64,
     "added": pl.String,
     "etloom": pl.String,
     "is_current": pl.Boolean,
@@ -59,13 +61,15 @@ def describe_runs(store: Path) -> pl.DataFrame:
     for name in list_runs(store):
         folder = run_folder(store, name)
         content = read_json(folder / "meta.json")
-        ranks = SummaryFiles(folder).read("ranks", ("rank", "host", "events"))
+        files = SummaryFiles(folder)
+        ranks = files.read("ranks", ("rank", "host", "events"))
         rows.append(
             {
                 "run": name,
                 "ranks": ranks.height,
                 "hosts": ranks["host"].drop_nulls().n_unique(),
                 "events": ranks["events"].sum(),
+                "step_ns": _measure_step(files),
                 "added": content.get("added"),
                 "etloom": content.get("etloom"),
                 "is_current": _is_current(folder),
@@ -73,6 +77,16 @@ def describe_runs(store: Path) -> pl.DataFrame:
             }
         )
     return pl.DataFrame(rows, schema=COLUMNS)
+
+
+def _measure_step(files: SummaryFiles) -> int | None:
+    """Return the mean duration of the steps of all ranks, ns; None if the run has none, or they cannot be read."""
+    try:
+        steps = files.read("steps", ("step", "dur_ns")).drop_nulls()
+    except ReadError:
+        return None
+    mean = steps["dur_ns"].mean() if steps.schema["dur_ns"] == pl.Int64 else None
+    return None if mean is None else round(mean)  # type: ignore[arg-type]
 
 
 def refresh_runs(store: Path, options: AddOptions) -> list[AddedRun]:
