@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 
+import etloom
 from etloom.collector.session.source_lines import MAX_FRAMES, read_source_lines
 from etloom.core.trace import Job, Trace
-from etloom.reports.source_code import find_source_lines, render_source_lines
+from etloom.reports.difference_page import render_page
+from etloom.reports.source_code import find_source_lines, render_changed_lines, render_source_lines
 from support.reports import HOSTILE
 
 FRAME = "train.py(2): main"
 
 
-def make_job(entry: Any) -> Job:
-    return Job({0: Trace()}, {"run": {"ranks": [{"source_lines": {FRAME: entry}}]}})
+def make_facts(entry: Any, frame: str = FRAME) -> dict[str, Any]:
+    return {"run": {"ranks": [{"source_lines": {frame: entry}}]}}
+
+
+def make_job(entry: Any, frame: str = FRAME) -> Job:
+    return Job({0: Trace()}, make_facts(entry, frame))
 
 
 def test_lines_are_numbered_and_escaped() -> None:
@@ -40,6 +46,18 @@ def test_no_file_is_read_for_a_report(tmp_path: Path) -> None:
     secret.write_text("password\n" * 5)
     sources = find_source_lines(make_job({"file": str(secret), "lines": []}))
     assert "password" not in render_source_lines(FRAME, sources)
+
+
+def test_functions_that_changed_between_two_runs_are_listed(data: Path) -> None:
+    first = {"file": "/x/train.py", "lines": ["def main():", "    a = 1", f"    b = {HOSTILE[0]}"]}
+    second = {"file": "/x/train.py", "lines": ["def main():", "    a = 1", "    b = 2"]}
+    before = make_job(first)
+    assert render_changed_lines(before, make_job(first, "train.py(9): main")) == ""  # it moved
+    html = render_changed_lines(before, make_job(second))
+    assert "+    b = 2" in html and "-    b = &lt;" in html and "<script" not in html
+    job = etloom.open(data / "cpu" / "ddp_2")
+    page = render_page(etloom.diff(job.replace(make_facts(first)), job.replace(make_facts(second))))
+    assert "Functions whose source lines changed" in page
 
 
 def test_the_collector_keeps_lines_of_the_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

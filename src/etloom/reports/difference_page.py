@@ -26,6 +26,7 @@ from etloom.reports.formatting import choose_column_format, format_duration
 from etloom.reports.html_charts import render_legend
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
+from etloom.reports.source_code import render_changed_lines
 from etloom.reports.time_shares import PART_LABELS
 
 SCRIPTS = (
@@ -88,6 +89,7 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
         titled_section("explained", "What changed", changes, "What explains the difference"),
         *([] if timelines is None else [_render_timelines(timelines)]),
         titled_section("steps", "Steps", render_steps(differences, sides), "Steps of the runs"),
+        *_render_code_sections(jobs, sides),
         *table_sections,
     ]
     facts = {"colors": [*COLORS, *CHANGE_COLORS], "change_colors": len(CHANGE_COLORS), "common_clock": False}
@@ -103,6 +105,18 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
         data=f'<script type="application/json" id="facts">{json.dumps(facts)}</script>'
         + ("" if timelines is None else timelines.data),
     ).render()
+
+
+def _render_code_sections(jobs: Sequence[Job], sides: Sequence[str]) -> list[Section]:
+    """Return the section of the source lines that differ from those of the first run, if any do."""
+    changes = {
+        side: html
+        for side, job in zip(sides[1:], jobs[1:], strict=True)
+        if (html := render_changed_lines(jobs[0], job))
+    }
+    heads = {side: "" if len(sides) == 2 else f"<h3>{escape(side)}</h3>" for side in changes}
+    html = "".join(heads[side] + text for side, text in changes.items())
+    return [titled_section("code", "Code", html, "Functions whose source lines changed")] if html else []
 
 
 def _name_runs(jobs: Sequence[Job]) -> list[str]:

@@ -1,7 +1,8 @@
-"""The source lines that `etloom collect` kept, next to the findings whose Python frame they are of."""
+"""Source lines that `etloom collect` kept: of the frames of findings, and those that changed between runs."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from html import escape
@@ -10,8 +11,8 @@ from urllib.parse import quote
 
 from etloom.core.trace import Job
 
-_FRAME = re.compile(r".*\((\d{1,7})\): .*", re.DOTALL)
-MAX_LINES, MAX_LENGTH = 12, 200
+_FRAME = re.compile(r"(.*)\((\d{1,7})\): (.*)", re.DOTALL)
+MAX_LINES, MAX_LENGTH, MAX_CHANGED = 12, 200, 50
 
 
 class SourceLines(NamedTuple):
@@ -43,7 +44,7 @@ def find_source_lines(job: Job) -> dict[str, SourceLines]:
                 and all(isinstance(line, str) for line in lines)
             ):
                 shown = tuple(line[:MAX_LENGTH] for line in lines[:MAX_LINES])
-                sources.setdefault(frame, SourceLines(file, int(match[1]), shown))
+                sources.setdefault(frame, SourceLines(file, int(match[2]), shown))
     return sources
 
 
@@ -60,3 +61,34 @@ def render_source_lines(frame: str | None, sources: Mapping[str, SourceLines]) -
         f'<details class="source"><summary>source of {escape(frame)}</summary>'
         f'<p class="soft">{escape(source.file)}:{source.first}{link}</p><pre>{escape(numbered)}</pre></details>'
     )
+
+
+def render_changed_lines(before: Job, after: Job) -> str:
+    """Render the functions whose kept lines differ between two runs, as a list of differences; empty if there are none.
+
+    A function is one of the same name in the same file; its place in the file may have moved.
+    """
+    sides = [_index_functions(find_source_lines(job)) for job in (before, after)]
+    items = []
+    for key in sorted(sides[0].keys() & sides[1].keys()):
+        first, second = (side[key] for side in sides)
+        if first.lines == second.lines:
+            continue
+        changes = list(difflib.unified_diff(first.lines, second.lines, lineterm="", n=1))[3:]
+        items.append(
+            f"<li><code>{escape(key[1])}</code> in {escape(second.file)}:{second.first}"
+            f"<pre>{escape(chr(10).join(changes))}</pre></li>"
+        )
+    more = len(items) - MAX_CHANGED
+    note = f'<p class="soft">{more:,} more functions changed.</p>' if more > 0 else ""
+    return f'<ul class="source">{"".join(items[:MAX_CHANGED])}</ul>{note}' if items else ""
+
+
+def _index_functions(sources: Mapping[str, SourceLines]) -> dict[tuple[str, str], SourceLines]:
+    """Return (file, function) -> its lines, those that begin first: other frames are inside of the function."""
+    functions: dict[tuple[str, str], SourceLines] = {}
+    for frame, source in sorted(sources.items(), key=lambda item: item[1].first):
+        match = _FRAME.fullmatch(frame)
+        assert match is not None
+        functions.setdefault((match[1], match[3]), source)
+    return functions
