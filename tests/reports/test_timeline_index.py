@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from etloom.core.trace import Trace
 from etloom.reports.timeline_index import Part, TimelineIndex
 from etloom.reports.timeline_selection import pack_timeline
+from etloom.reports.timeline_tracks import MAX_ROWS
 from reports.test_report import unpack
 from support.examples import examples
 from support.random_traces import traces
@@ -94,6 +95,17 @@ def cells_of(whole: dict[str, Any], i: int, size: int) -> range:
     """Return the cells that an event touches, and those next to them, as its mark is a pixel wide."""
     start = whole["start"][i]
     return range(start // size - 1, (start + (whole["dur"][i] or 0)) // size + 2)
+
+
+def test_a_long_event_of_a_shared_row_does_not_hide_those_that_start_in_it() -> None:
+    crowd = [kernel_row("long", ts, 10_000_000) for ts in range(MAX_ROWS)]
+    index = TimelineIndex(
+        link_events([*crowd, *(kernel_row("k", 1000 * i, 500) for i in range(1, 300))]), 0, 0
+    )
+    content = unpack(gzip.compress(index.pack(Part(0, 300_000, list_rows(index)), 100)))
+    first, last = content["tracks"][0]["rows"][-2:]
+    assert last - first < 120
+    assert {start // 3000 for start in content["start"][first:last]} == set(range(100))
 
 
 @settings(max_examples=examples(100))

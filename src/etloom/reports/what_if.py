@@ -32,6 +32,8 @@ MAX_BYTES = 2_000_000
 """Size of the data in the page, as base64."""
 MAX_EVENTS, MAX_CHAINS = 1_000_000, 200_000
 """Events of a run, and edges of its contracted graph, from which the data would be larger."""
+MAX_GRAPH_RANKS = 1_000
+"""Ranks of a run, whose tables must all be read for its graph."""
 MAX_OPERATORS, MAX_FAMILIES, MAX_RANKS = 20, 12, 16
 """Changes of each kind that the page offers, the costliest first."""
 MAX_NAME = 150
@@ -52,7 +54,7 @@ def render_simulation(job: Job, name: str, operators: Sequence[str]) -> tuple[st
         remedy=f"{command} --set 'host x0.5' predicts a change",
     )
     try:
-        if job.rank_facts["events"].sum() > MAX_EVENTS:
+        if job.rank_facts["events"].sum() > MAX_EVENTS or len(job) > MAX_GRAPH_RANKS:
             raise too_large
         recording = get_recorded_run(job)
         require_models(recording, needs_network=False)
