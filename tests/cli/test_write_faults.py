@@ -62,6 +62,7 @@ def _list_other_cases(folder: Path) -> list[Case]:
             _case(f"export {_DDP} -o OUT/x.{ending}", f"x.{ending}")
             for ending in ("json.gz", "json", "folded")
         ),
+        _case(f"export {_DDP} -o OUT/x.ccl-bench"),
         _case(etplus, "x.json"),
         _case(f"gather {_DDP} -o OUT/all"),
         _case(f"repro {_DDP} --event 28 -o OUT/r"),

@@ -117,6 +117,31 @@ def test_a_real_trace_reads_back_the_same(data: Path, file: str, tmp_path: Path)
     assert_no_slice_is_dropped(written(trace)["traceEvents"])
 
 
+@pytest.mark.parametrize("file", ["event_sync", "event_sync_multi_stream", "simple_add"])
+def test_waits_for_any_stream_keep_it(data: Path, file: str, tmp_path: Path) -> None:
+    source = data / "critical_path" / f"{file}.json.gz"
+    etloom.export(source, tmp_path / "out.json.gz")
+
+    def list_waits(path: Path) -> list[tuple[Any, ...]]:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        names = (
+            "cuda_sync_kind",
+            "stream",
+            "wait_on_stream",
+            "wait_on_cuda_event_record_corr_id",
+            "correlation",
+        )
+        waits = [event["args"] for event in events if event.get("cat") == "cuda_sync"]
+        any_stream = {2**32 - 1: -1}  # in traces of old versions
+        return sorted(
+            tuple(str(any_stream.get(args.get(name), args.get(name))) for name in names) for args in waits
+        )
+
+    waits = list_waits(source)
+    assert any(wait[1] == "-1" for wait in waits)
+    assert list_waits(tmp_path / "out.json.gz") == waits
+
+
 def test_lines_are_as_kineto_writes_them(tmp_path: Path) -> None:
     job = etloom.open(small_traces.write_run(tmp_path / "run", (0,)), use_cache=False)
     document = written(job)

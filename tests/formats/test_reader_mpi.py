@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -53,6 +54,17 @@ def test_arguments_of_other_types_are_unknown(tmp_path: Path) -> None:
     job = formats.read(path)
     assert isinstance(job, Job)
     assert job[0].comms["bytes"].to_list() == [None, None, 8, None]
+
+
+def test_a_call_without_a_process_is_counted(tmp_path: Path) -> None:
+    path = write_mpi(tmp_path / "mpi.json")
+    document = json.loads(path.read_text())
+    call = next(event for event in document["traceEvents"] if event["name"] == "MPI_Barrier")
+    document["traceEvents"].append({**call, "pid": None})
+    path.write_text(json.dumps(document))
+    job = formats.read(path)
+    assert isinstance(job, Job) and job.ranks == [0, 1]
+    assert dict(job[0].stats.select("name", "count").iter_rows())["read.mpi_other_process"] == 2
 
 
 def test_a_job_of_mpi_becomes_chakra(tmp_path: Path) -> None:

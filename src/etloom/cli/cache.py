@@ -23,22 +23,15 @@ def cache(*, clear: Annotated[bool, "Remove everything that no process has open.
       etloom cache
       etloom cache --clear
     """
+    from etloom.api.caching import clear_caches, list_cache_sizes
     from etloom.core.text import count_noun
-    from etloom.formats.io.mirror import list_copies, prune_copies
-    from etloom.loading.cache import clear_cache, list_entries
 
     if clear:
-        before = [*list_entries(), *list_copies()]
-        prune_copies(0)
-        clear_cache()
-        removed = sum(size for _, size, path in before if not path.exists())
-        write_text(f"{cache_folder()}: {removed / 1e6:,.1f} MB removed\n", None)
+        write_text(f"{cache_folder()}: {clear_caches() / 1e6:,.1f} MB removed\n", None)
         return
+    nouns = (("entry", "entries"), ("copy of a remote run", "copies of remote runs"))
     parts = [
-        f"{count_noun(len(sizes), noun, plural)}, {sum(sizes) / 1e6:,.1f} MB"
-        for noun, plural, sizes in (
-            ("entry", "entries", [size for _, size, _ in list_entries()]),
-            ("copy of a remote run", "copies of remote runs", [size for _, size, _ in list_copies()]),
-        )
+        f"{count_noun(len(sizes), *noun)}, {sum(sizes) / 1e6:,.1f} MB"
+        for noun, sizes in zip(nouns, list_cache_sizes(), strict=True)
     ]
     write_text(f"{cache_folder()}: {'; '.join(parts)}\n", None)

@@ -25,6 +25,8 @@ PARALLELISM_NAMES = {
     "ep": ("ep", "expert", "expert_parallel"),
 }
 _FIRST_LINE = "# Written by etloom; fill in what is empty. Remove this line to keep the card as it is."
+_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""Words that are not text in YAML."""
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _TRACE_TYPES = {"torch_et": "json", "observer": "json", "kineto_trace": "json", "nsys": "nsys"}
 
@@ -34,7 +36,7 @@ def write_card(folder: Path, run: Facts, scratch: Path) -> None:
     path = folder / f"{folder.name}.yaml"
     if path.exists() and not generated_cards(folder):
         return
-    lines = [_FIRST_LINE, *_yaml_lines(build_card(folder.name, run), 0)]
+    lines = [_FIRST_LINE, *format_yaml(build_card(folder.name, run))]
     write_atomically(path, "\n".join(lines) + "\n", scratch)
 
 
@@ -85,7 +87,9 @@ def _model_section(ranks: list[Facts], model: Facts, parallelism: dict[str, int]
     return {
         "phase": None if is_training is None else ("training" if is_training else "inference"),
         "moe": model.get("moe"),
-        "granularity": "model_fwd_bwd_pass" if is_training else "model_fwd",
+        "granularity": None
+        if is_training is None
+        else ("model_fwd_bwd_pass" if is_training else "model_fwd"),
         "model_family": model.get("class"),
         "precision": _PRECISIONS.get(model.get("dtype") or "", model.get("dtype")),
         "epochs": None,
@@ -113,8 +117,9 @@ def _data_section(model: Facts, parallelism: dict[str, int]) -> Facts:
 
 
 def _hardware_section(ranks: list[Facts], first: Facts, world_size: int) -> Facts:
-    hosts = {rank["host"] for rank in ranks}
-    average_per_host = len(ranks) // len(hosts) if hosts and len(ranks) == world_size else None
+    hosts = {rank.get("host") for rank in ranks}
+    is_complete = bool(hosts) and None not in hosts and len(ranks) == world_size
+    average_per_host = len(ranks) // len(hosts) if is_complete else None
     return {
         "network_topo": {"topology": None, "bandwidth_gbps": None},
         "xpu_spec": {
@@ -180,15 +185,16 @@ def _communicator_groups(ranks: list[Facts]) -> list[Facts]:
     return [groups[key] for key in sorted(groups)]
 
 
-def _yaml_lines(value: Any, depth: int) -> list[str]:
+def format_yaml(value: Any, depth: int = 0) -> list[str]:
     """Format a value as lines of YAML: mappings and lists of mappings as blocks, anything else as JSON."""
     pad = "  " * depth
     if isinstance(value, dict):
         lines = []
         for key, item in value.items():
-            name = key if re.fullmatch(r"[A-Za-z_][\w-]*", key, re.ASCII) else json.dumps(key)
+            is_bare = re.fullmatch(r"[A-Za-z_][\w-]*", key, re.ASCII) and key.lower() not in _YAML_WORDS
+            name = key if is_bare else json.dumps(key)
             if item and (isinstance(item, dict) or _is_yaml_block(item)):
-                lines += [f"{pad}{name}:", *_yaml_lines(item, depth + 1)]
+                lines += [f"{pad}{name}:", *format_yaml(item, depth + 1)]
             else:
                 lines.append(f"{pad}{name}: {'' if item is None else json.dumps(item)}".rstrip())
         return lines

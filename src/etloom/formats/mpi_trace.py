@@ -86,12 +86,12 @@ def read(path: Path) -> Trace | Job:
     source = kineto.read(path)
     name = pl.col("name").cast(pl.String)
     events = source.events.with_columns(is_call=name.str.starts_with("MPI_").fill_null(False))
-    pids = events.filter("is_call")["pid"].unique().sort().to_list()
+    pids = events.filter("is_call")["pid"].drop_nulls().unique().sort().to_list()
     if not pids:
         raise ReadError(
             "contains no call of MPI", where=path, remedy="record MPI_* calls with their arguments"
         )
-    ignored = events.filter(~pl.col("pid").is_in(pids)).height
+    ignored = events.filter(~pl.col("pid").is_in(pids).fill_null(False)).height
     stats = [
         Stat("read.mpi_other_process", "data_loss", ignored, "events of processes without a call of MPI")
     ]

@@ -42,6 +42,8 @@ from etloom.timeline.memory.program import find_programs
 SUFFIX = (".json", ".json.gz")
 _CHUNK_EVENTS = 1 << 16
 OVERLAYS = ("critical-path",)
+_ANY = -1
+"""Kineto's stream of a wait for a whole device, and of an event that was recorded before the trace."""
 
 
 def write(
@@ -318,9 +320,19 @@ class RankFormatter:
         """Format rows of the table `events` as slices; related rows of other tables become their arguments."""
         frame = events.join(self.positions.drop("ts"), on="id", how="left", maintain_order="left")
         extra_args, members = split_extra_args(frame["args"])
-        args = [format_arguments(frame, ARGUMENT_NAMES["events"])]
+        is_wait = pl.col("id").is_in(self.trace.syncs.drop_nulls("kind")["event"].implode())
+        any_stream = pl.when(is_wait).then(pl.col("stream").fill_null(_ANY)).otherwise("stream")
+        args = [format_arguments(frame.with_columns(stream=any_stream), ARGUMENT_NAMES["events"])]
         for name in ("arguments", "kernels", "syncs", "frames", "comms"):
             table = self.trace.table(name)
+            if name == "syncs":
+                table = table.with_columns(
+                    pl.when(pl.col("wait_event").is_not_null())
+                    .then(pl.col(column).fill_null(_ANY))
+                    .otherwise(column)
+                    for column in ("wait_stream", "record_correlation")
+                    if table[column].count()  # else the recorder does not write it
+                )
             if not table.height:
                 continue
             rows = table.join(frame.select(event="id"), on="event", how="semi").unique("event", keep="first")
