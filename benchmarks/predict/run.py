@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "prediction-accuracy.md"
 SECTIONS = {
     "vtrain": "Training steps from sizes, one node of A100s",
     "published": "Published steps from sizes: etloom plan",
+    "fake_world": "Published steps from a fake world",
     "lab": "Recorded jobs on other networks and numbers of ranks",
     "pipelines": "Recorded pipelines of other sizes",
     "devices": "Kernels and collectives on another device",
@@ -35,6 +36,7 @@ SCRIPTS = (
     "astra_sim",
     "vtrain",
     "published",
+    "fake_world",
     "devices",
     "slowdown",
     "pipelines",

@@ -209,3 +209,15 @@ def test_models_that_miss_the_recording_predict_no_other_network(data: Path) -> 
         etloom.simulate(job, parse_network("1GB/s", None))
     assert etloom.simulate(job, Network(2.0)).table.height  # transfers relative to their recorded times
     assert etloom.predict(job).reasons[0].startswith("doubtful: the models reproduce")
+
+
+def test_a_factor_of_the_host_scales_its_work(job: Job) -> None:
+    same, slow = (etloom.predict(job, host=factor) for factor in (1.0, 3.0))
+    recorded, predicted = (slow.table[name][0] for name in ("before_ns", "predicted_ns"))
+    assert same.table["predicted_ns"][0] == pytest.approx(recorded, rel=0.01)
+    assert 1.1 * recorded < predicted < 3 * recorded
+    assert slow.reasons[-1] == "interval not calibrated: another host"
+    assert slow.table["upper_bound_ns"][0] > 1.08 * predicted
+    for wrong in (0, float("nan"), "fast"):
+        with pytest.raises(EtloomError, match="host: expected a factor above 0 and up to 1000"):
+            etloom.predict(job, host=wrong)

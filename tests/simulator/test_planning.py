@@ -263,7 +263,7 @@ def test_a_recording_is_a_job() -> None:
         "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "head_width": 64, "ffn": 2048, "vocabulary": 5000,
         "sequence": 256,
     }  # fmt: skip
-    described = parse_job({**model, "batch": 3 * 2 * 4}, "fake_gpt")
+    described = parse_job({**model, "batch": 3 * 2 * 4, "kernels": "torch"}, "fake_gpt")
     recorded = etloom.plan(ROOT / "tests" / "data" / "fake_gpt", gpus=16)
     assert recorded.job == described
     assert recorded.table.equals(plan(described, read_cluster("dgx-h100", 16)).table)

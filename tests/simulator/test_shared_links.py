@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.simulator import Network
 from etloom.simulator.network import parse_target, parse_topology
+from etloom.simulator.network.fit import _find_buffer
 from etloom.simulator.network.model import Flow, NetworkModel, Transfer, TransferTimes, share_links
 from etloom.simulator.network.placement import Share, place_group, split_collective
 from etloom.simulator.network.topology import PRESETS, Level, Topology, get_preset
@@ -178,6 +180,19 @@ def test_groups_in_the_same_hosts_share_their_cards() -> None:
     assert finish_ms(network, pairs[0], pairs[2]) == pytest.approx([4, 4])
     assert finish_ms(network, pairs[0], pairs[1]) == pytest.approx([8, 8])
     assert network.time_ns("all_reduce", 8_000_000, [0, 4]) == pytest.approx(8e6)
+
+
+def test_recorded_senders_show_the_buffers() -> None:
+    """Of 10 MB in 10 ms, a sender that continues after 7 ms leaves 3 MB; one that waits until the end shows nothing."""
+    communications = communicate(
+        ("message", 10_000_000, [1, 0], "host"), ("message", 1_000_000, [0, 1], "host")
+    )
+    ends = np.array([7_000_000, 10_000_000, 50_000_000, 1_000_000])  # of each participation
+    scenario: Any = SimpleNamespace(communications=communications, graph=SimpleNamespace(time=ends))
+    spans = pl.DataFrame({"instance": [0, 1], "measured": [1e7, 1e6], "end": [10_000_000, 1_000_000]})
+    measured = communications.instances.join(spans, on="instance")
+    assert _find_buffer(scenario, measured) == pytest.approx(3_000_000)
+    assert _find_buffer(scenario, measured.filter(instance=1)) == 0
 
 
 def test_a_sender_continues_when_the_rest_is_in_buffers() -> None:

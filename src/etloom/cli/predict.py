@@ -49,7 +49,7 @@ class TargetOptions:
     host: Annotated[
         float | None,
         "Factor of the times of work on the host (0.5: a host twice as fast).",
-        Flag(type=click.FloatRange(0, 1000, min_open=True)),
+        Flag(metavar="FACTOR"),
     ] = None
     learn_from: Annotated[
         Path | None,

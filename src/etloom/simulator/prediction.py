@@ -19,7 +19,7 @@ import polars as pl
 
 from etloom.analyses.helpers.pipeline_schedule import has_operations
 from etloom.collectives.process_mesh import infer_mesh
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
@@ -41,6 +41,7 @@ from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.scenario import Basis, Scenario
 
 _NO_NETWORK = ["no network could be fitted: no communication between recorded ranks has a known size"]
+_MAX_HOST = 1000.0
 _HOST_BOUND = 0.5
 """Share of the critical path above which a run is called host-bound."""
 _MAX_NS = float(1 << 60)
@@ -305,7 +306,11 @@ def _predict_times(
 
 
 def _scale_host(scenario: Scenario, recording: RecordedRun, factor: float) -> Scenario:
-    """Return the recorded scenario with the times of work on the host multiplied by a factor."""
+    """Return the recorded scenario with the times of work on the host multiplied by a factor. Raises InvalidValue."""
+    if not (isinstance(factor, (int, float)) and 0 < factor <= _MAX_HOST):
+        raise InvalidValue(
+            f"expected a factor above 0 and up to {_MAX_HOST:g}, got {factor!r}", option="host"
+        )
     edges = recording.edges.select_target("host")
     lag = np.rint(scenario.lag[edges] * factor).astype(np.int64)
     return scenario.with_lags(edges, lag, Basis.GUESSED, f"work of the host takes {factor:g} times as long")

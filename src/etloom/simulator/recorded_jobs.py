@@ -47,22 +47,21 @@ def describe_recorded_job(job: Job, name: str) -> TrainingJob:
         for pattern in (r"attention(?:_forward)?$|attention_overrideable$", r"attention\w*_backward$")
     )
     depth = min(forward, backward or forward) // micro_batches
-    common = {
-        heads * width,
-        kv_heads * width,
-        2 * kv_heads * width,
-        (heads + 2 * kv_heads) * width,
-        vocabulary,
-        hidden,
-    }
     inner = {
-        int(max(pair)) if min(pair) == hidden else int(min(pair))
-        for pair in pairs
-        if hidden in pair and not common & (set(pair) - {hidden})
+        size: count for pair, count in pairs.items() for size in pair if hidden in pair and size != hidden
+    }
+    # Keys and values may be repeated before attention, so that it shows as many heads as of queries.
+    kv_heads = min([kv_heads, *(size // width for size in inner if size < heads * width)]) or kv_heads
+    attention = {heads * width, 2 * kv_heads * width, (heads + 2 * kv_heads) * width}
+    inner = {
+        size: inner[size] for size in inner if size > heads * width and size not in {*attention, vocabulary}
     }
     if not (depth and inner):
         raise AnalysisError("no layers of a transformer found in the recorded shapes", remedy=_REMEDY)
-    ffn = min(inner)
+    # A product for both the gate and the input of an activation has twice the columns.
+    ffn = min(
+        [size for size in inner if 2 * size in inner] or [max(inner, key=lambda size: (inner[size], size))]
+    )
     is_divided = (vocabulary, hidden) in pairs or (hidden, vocabulary) in pairs
     model = ModelShape(
         layers=float(depth * stages),
@@ -77,7 +76,8 @@ def describe_recorded_job(job: Job, name: str) -> TrainingJob:
         tied=False,
     )
     precision = "fp8" if names.str.contains("_scaled_mm").any() else "bf16"
-    return TrainingJob(name, model, int(batch) * micro_batches * replicas, precision)
+    kernels = "torch" if names.str.contains("^aten::_scaled_dot_product").any() else "fused"
+    return TrainingJob(name, model, int(batch) * micro_batches * replicas, precision, kernels=kernels)
 
 
 def _find_axes(trace: Trace) -> tuple[int, int, int, int, int]:

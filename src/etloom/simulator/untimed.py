@@ -1,9 +1,10 @@
 """Predicts step times of a job that was recorded without times (`etloom collect --fake-world`), from models only.
 
 A rank runs its operators in order: each takes the time of the nearest shapes in measured tables or in other recordings,
-else the time at the limits of the device (`etloom.analyses.flops`), divided by an assumed efficiency. Communications take latency and bandwidth of the network; synchronous ones stop the rank,
-asynchronous ones run next to what follows in the step. The bubble is that of a 1F1B pipeline with equal stages:
-(stages - 1) / micro-batches of the time of a rank's step. Stages and micro-batches follow from the rank's messages.
+else the time at the limits of the device (`etloom.analyses.flops`), divided by an assumed efficiency. Communications
+take latency and bandwidth of the network; synchronous ones stop the rank, asynchronous ones run next to what follows in
+the step. The bubble is that of a 1F1B pipeline with equal stages: (stages - 1) / micro-batches of the time of a rank's
+step. Stages and micro-batches follow from the rank's messages.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from etloom.simulator.network.topology import ANY_SIZE, Topology
 
 EFFICIENCY, LOW_EFFICIENCY = 0.65, 0.4
 """Share of the device's limits that operators are assumed to reach, and the share for the upper bound of the time."""
+IN_STEP = 1.2
+"""Time of a kernel in a training step relative to its time alone, as steps of torchtitan on A100s show."""
 _TIMES = ("expected", "least", "most")
 TABLE_SCHEMA: dict[str, Any] = {
     "rank": pl.Int64,
@@ -127,13 +130,16 @@ def _predict_rank(
     """Yield a row of predicted times (`TABLE_SCHEMA`) for each step of a rank."""
     marks = trace.nodes.select("id", "attrs", step=parse_step()).drop_nulls("step").sort("id")
     calls = add_limits(count_calls(trace), peaks).with_columns(
-        kind=pl.lit("operator"), is_async=pl.lit(False)
+        pl.col("family").cast(pl.String), kind=pl.lit("operator"), is_async=pl.lit(False)
     )
     calls = calls.with_columns(_expect_times(calls, peaks, learned))
     transfers = _time_transfers(trace, rank, network)
-    columns = ("node", "kind", "is_async", "peer", *_TIMES)
+    columns = ("node", "kind", "family", "is_async", "peer", *_TIMES)
     work = pl.concat(
-        [calls.with_columns(peer=pl.lit(None, pl.Int64)).select(columns), transfers.select(columns)],
+        [
+            calls.with_columns(peer=pl.lit(None, pl.Int64)).select(columns),
+            transfers.with_columns(family=pl.lit(None, pl.String)).select(columns),
+        ],
         how="vertical_relaxed",
     ).sort("node")
     begins = marks["id"].to_numpy()
@@ -142,11 +148,19 @@ def _predict_rank(
     for number in range(max(len(begins), 1)):
         part = work.filter(pl.Series(place == (number if len(begins) else -1)))
         step = int(marks["step"][number]) if len(begins) else None
-        times = [_add_up(part, column, stages) for column in _TIMES]
-        (total, compute, exposed, transfer, bubble), (lower, *_), (upper, *_) = times
+        total, compute, exposed, transfer, bubble = _add_up(part, "expected", stages)
+        below, above = (_vary_families(part, bound, stages) for bound in ("least", "most"))
         unknown = part["expected"].null_count()
         yield (
-            *(rank, step, round(total), round(lower), round(upper), round(compute), round(exposed)),
+            *(
+                rank,
+                step,
+                round(total),
+                round(total - below),
+                round(total + above),
+                round(compute),
+                round(exposed),
+            ),
             *(round(transfer), round(bubble), _read_peak_memory(marks, number), part.height, unknown),
         )
 
@@ -163,7 +177,10 @@ def _expect_times(
     calls: pl.DataFrame, peaks: Peaks, learned: Mapping[str, MeasuredRatios]
 ) -> list[pl.Series]:
     """Return the columns `_TIMES` of operator calls (ns): by measured tables or recordings, else by the limits."""
-    measured, errors = estimate_times(calls, peaks, learned)
+    table, table_errors = estimate_times(calls, peaks)
+    recorded, recorded_errors = estimate_times(calls, peaks, learned)
+    measured = np.where(np.isfinite(table), table * IN_STEP, recorded)
+    errors = np.where(np.isfinite(table), table_errors, recorded_errors)
     limit = calls["ideal_ns"].cast(pl.Float64).fill_null(np.nan).to_numpy()
     choices = {
         "expected": (measured, limit / EFFICIENCY),
@@ -172,8 +189,8 @@ def _expect_times(
     }
     columns = []
     for name in _TIMES:
-        table, roofline = choices[name]
-        times = np.maximum(np.where(np.isfinite(measured), table, roofline), MIN_KERNEL_NS)
+        by_table, by_limit = choices[name]
+        times = np.maximum(np.where(np.isfinite(measured), by_table, by_limit), MIN_KERNEL_NS)
         columns.append(pl.Series(name, np.where(limit > 0, times, limit), nan_to_null=True))
     return columns
 
@@ -199,6 +216,19 @@ def learn_times(jobs: Iterable[Job], peaks: Peaks) -> dict[str, MeasuredRatios]:
         for family in TIME_ERRORS_PCT
     }
     return {family: ratios for family, ratios in by_family.items() if ratios is not None}
+
+
+def _vary_families(work: pl.DataFrame, bound: str, stages: int) -> float:
+    """Return how far (ns) a step is from its expected time if families of operators err independently.
+
+    bound: "least" or "most", the time of operators at one end of the interval of their family.
+    """
+    expected, *_ = _add_up(work, "expected", stages)
+    square = 0.0
+    for family in work["family"].drop_nulls().unique():
+        varied = pl.when(pl.col("family") == family).then(bound).otherwise("expected").alias("varied")
+        square += (_add_up(work.with_columns(varied), "varied", stages)[0] - expected) ** 2
+    return math.sqrt(square)
 
 
 def _add_up(work: pl.DataFrame, column: str, stages: int) -> tuple[float, float, float, float, float]:
@@ -260,7 +290,7 @@ def _explain(
     table: pl.DataFrame, peaks: Peaks, network: NetworkModel | None, learned: Mapping[str, MeasuredRatios]
 ) -> list[str]:
     tables = [family for family in TIME_ERRORS_PCT if MeasuredRatios.load_times(family, peaks)]
-    measured = f"measured tables of {', '.join(tables)}; " if tables else ""
+    measured = f"{IN_STEP:g} times the measured tables of {', '.join(tables)}; " if tables else ""
     shapes = {family: sum(map(len, ratios.shapes.values())) for family, ratios in learned.items()}
     counts = ", ".join(f"{count_noun(count, 'shape')} of {family}" for family, count in shapes.items())
     measured += f"recordings with {counts}; " if counts else ""

@@ -72,7 +72,7 @@ def _parse_call(name: str | None, dims: str | None) -> tuple[str, tuple[float, .
 
 
 def estimate_times(
-    calls: pl.DataFrame, peaks: Peaks, learned: Mapping[str, MeasuredRatios] | None = None
+    calls: pl.DataFrame, peaks: Peaks, recorded: Mapping[str, MeasuredRatios] | None = None
 ) -> tuple[Array, Array]:
     """Return the time (ns) of calls of the nearest measured shapes on a device, and the bound of nine in ten errors, %.
 
@@ -81,20 +81,18 @@ def estimate_times(
     Args:
         calls: as `etloom.analyses.flops.counting.count_calls` returns them.
         peaks: the device.
-        learned: family -> times of recordings, for shapes that the tables lack.
+        recorded: family -> times to take instead of the tables.
     """
     times, errors = np.full(calls.height, np.nan), np.full(calls.height, np.nan)
     # A file of peaks may state others for this device, but measured times do not depend on them.
     stated = lookup_peaks(peaks.name) if peaks.name in SYSTEMS else peaks
     for family, error in TIME_ERRORS_PCT.items():
         shapes, kinds = parse_calls(calls, family)
-        for measured in (MeasuredRatios.load_times(family, peaks), (learned or {}).get(family)):
-            if measured is None:
-                continue
-            ratios = measured.compute_ratios(shapes, kinds)
-            for row in np.flatnonzero(np.isfinite(ratios) & np.isnan(times)):
-                times[row] = ratios[row] * count_limits(family, shapes[[row]], str(kinds[row]), stated)[0]
-                errors[row] = error
+        measured = MeasuredRatios.load_times(family, peaks) if recorded is None else recorded.get(family)
+        ratios = np.full(calls.height, np.nan) if measured is None else measured.compute_ratios(shapes, kinds)
+        for row in np.flatnonzero(np.isfinite(ratios)):
+            times[row] = ratios[row] * count_limits(family, shapes[[row]], str(kinds[row]), stated)[0]
+            errors[row] = error
     return times, errors
 
 
