@@ -39,9 +39,8 @@ def list_findings(view: RankView) -> list[Finding]:
 
 def list_long_runs(view: RankView) -> pl.DataFrame:
     """Return the small collectives that follow each other in long sequences, with the number (``run``) of theirs."""
-    participations = view.trace.compute_once(list_participations, view.trace.rank or 0).filter(
-        pl.col("collective") != "message"
-    )
+    participations = view.trace.compute_once(list_participations, view.trace.rank or 0)
+    participations = participations.filter(pl.col("collective") != "message").drop_nulls(("start", "end"))
     ordered = (
         _with_steps(view, participations).sort("start").with_columns(small=pl.col("bytes") < SMALL_BYTES)
     )
