@@ -141,6 +141,8 @@ def test_recordings_of_other_devices_show_nothing(data: Path) -> None:
     assert "gemm" in learned and len(learned["gemm"].ratios["bfloat16"]) >= 3
     assert (learned["gemm"].ratios["bfloat16"] > 0.9).all()
     assert learn_times([job], lookup_peaks("A100 80GB SXM")) == {}
+    with pytest.raises(EtloomError, match="recordings are for a run without times"):
+        etloom.predict(job, learn_from=data / "tracelens" / "h100_qwen.json.gz")
 
 
 def test_communication_takes_the_time_of_the_network(tmp_path: Path) -> None:

@@ -216,8 +216,7 @@ def predict(
         run: a Trace, a Job, or a path.
         network: a factor of the recorded bandwidth ("x0.2"), a rate ("200Mbit/s"), a preset ("dgx-h100"), or a path
             of a YAML file.
-        recorded_network: the nominal network of the recording; transfers are assumed to reach the same share of the new
-            one as they reached of it.
+        recorded_network: the nominal network of the recording; transfers reach the same share of the new one.
         ranks: the number of ranks.
         parallel: sizes of the process mesh by axis, such as {"dp": 16}; vp: model chunks per stage, mb: micro-batches.
         device: a GPU of docs/flops.md, such as "h100": kernels change, host time stays.
@@ -249,6 +248,7 @@ def predict(
                 text = f"{option} needs a run with times, but its execution traces have none"
                 raise InvalidValue(text, remedy=remedy, option=option)
         return predict_untimed(job, device, network, _open_runs(learn_from))
+    _refuse_recordings(learn_from)
     return predict_job(
         job,
         network=network,
@@ -329,6 +329,13 @@ def diff_memory(before: Run, after: Run) -> pl.DataFrame:
     from etloom.comparison.difference_tables import compare_memory
 
     return compare_memory(*(as_job(run) for run in (before, after)))
+
+
+def _refuse_recordings(path: StrPath | None) -> None:
+    """Raise InvalidValue if there are recordings to learn from for a run with times."""
+    if path is not None:
+        text = "recordings are for a run without times (collect --fake-world), and this run has times"
+        raise InvalidValue(text, option="learn_from")
 
 
 def _open_runs(path: StrPath | None) -> Iterator[Job]:
