@@ -114,7 +114,11 @@ def test_any_events_read_back(
     for event in events:
         event |= {} if event["ph"] in "be" else {"id": None}
         # A kernel without a stream gets the number of its track, which depends on the order of texts.
-        event |= {"tid": 7} if event["cat"] == "kernel" else {}
+        # So does one of an invalid stream, which reading reports as lost.
+        if event["cat"] == "kernel":
+            event["tid"] = 7
+            stream = event["args"].get("stream")
+            event["args"] |= {"stream": abs(stream)} if type(stream) is int else {}
         if event["ph"] != "X":
             del event["dur"]
     lines = [{key: value for key, value in event.items() if value is not None} for event in events]

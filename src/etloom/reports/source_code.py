@@ -71,12 +71,16 @@ def render_changed_lines(before: Job, after: Job) -> str:
     sides = [_index_functions(find_source_lines(job)) for job in (before, after)]
     items = []
     for key in sorted(sides[0].keys() & sides[1].keys()):
-        first, second = (side[key] for side in sides)
-        if first.lines == second.lines:
-            continue
-        changes = list(difflib.unified_diff(first.lines, second.lines, lineterm="", n=1))[3:]
+        bodies, new_bodies = ({source.lines: source for source in side[key]} for side in sides)
+        removed, added = (
+            list(each.keys() - other.keys()) for each, other in ((bodies, new_bodies), (new_bodies, bodies))
+        )
+        if len(bodies) != len(new_bodies) or len(removed) != 1:
+            continue  # equal, or several functions of this name, of which it is unknown which became which
+        source = new_bodies[added[0]]
+        changes = list(difflib.unified_diff(removed[0], added[0], lineterm="", n=1))[3:]
         items.append(
-            f"<li><code>{escape(key[1])}</code> in {escape(second.file)}:{second.first}"
+            f"<li><code>{escape(key[1])}</code> in {escape(source.file)}:{source.first}"
             f"<pre>{escape(chr(10).join(changes))}</pre></li>"
         )
     more = len(items) - MAX_CHANGED
@@ -84,11 +88,11 @@ def render_changed_lines(before: Job, after: Job) -> str:
     return f'<ul class="source">{"".join(items[:MAX_CHANGED])}</ul>{note}' if items else ""
 
 
-def _index_functions(sources: Mapping[str, SourceLines]) -> dict[tuple[str, str], SourceLines]:
-    """Return (file, function) -> its lines, those that begin first: other frames are inside of the function."""
-    functions: dict[tuple[str, str], SourceLines] = {}
-    for frame, source in sorted(sources.items(), key=lambda item: item[1].first):
+def _index_functions(sources: Mapping[str, SourceLines]) -> dict[tuple[str, str], list[SourceLines]]:
+    """Return (file, function) -> the lines of each frame of a function of this name."""
+    functions: dict[tuple[str, str], list[SourceLines]] = {}
+    for frame, source in sources.items():
         match = _FRAME.fullmatch(frame)
         assert match is not None
-        functions.setdefault((match[1], match[3]), source)
+        functions.setdefault((match[1], match[3]), []).append(source)
     return functions

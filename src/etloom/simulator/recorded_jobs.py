@@ -92,10 +92,10 @@ def _find_axes(trace: Trace) -> tuple[int, int, int, int, int]:
     tensor, context, experts = (sizes.get(axis, 1) for axis in ("tp", "cp", "ep"))
     peers = trace.comms["peer"].drop_nulls().unique().to_list()
     if not peers:
-        return tensor, context, world // (tensor * context), 1, experts
-    distance = min(abs(peer - trace.meta["rank"]) for peer in peers)
+        return tensor, context, max(world // (tensor * context), 1), 1, experts
+    distance = min(abs(peer - (trace.rank or 0)) for peer in peers)
     replicas = sizes.get("dp") or max(distance // (tensor * context), 1)
-    return tensor, context, replicas, world // (tensor * context * replicas), experts
+    return tensor, context, replicas, max(world // (tensor * context * replicas), 1), experts
 
 
 def _select_step(calls: pl.DataFrame) -> pl.DataFrame:
@@ -117,9 +117,11 @@ def _find_attention(calls: pl.DataFrame) -> tuple[int, ...]:
 def _find_embedding(calls: pl.DataFrame) -> Counter[tuple[int, int]]:
     """Return the sizes of the largest table of embeddings, and how often it is used."""
     tables: Counter[tuple[int, int]] = Counter()
-    for dims in calls.filter(pl.col("name").cast(pl.String) == "aten::embedding")["dims"].cast(pl.String):
-        table = json.loads(dims)[0]
-        tables[table[0], table[1]] += 1
+    embeddings = calls.filter(pl.col("name").cast(pl.String) == "aten::embedding")
+    for dims in embeddings["dims"].cast(pl.String).drop_nulls():
+        table, *_ = json.loads(dims) or [[]]
+        if isinstance(table, list) and len(table) == 2:
+            tables[table[0], table[1]] += 1
     if not tables:
         raise AnalysisError("no embedding with recorded shapes", remedy=_REMEDY)
     largest = max(tables)

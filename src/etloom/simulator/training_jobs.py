@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from etloom.analyses.flops.peaks import Peaks, lookup_peaks
-from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 from etloom.simulator.network.topology import PRESETS, Topology, get_preset, parse_topology, read_topology
 from etloom.simulator.training_shapes import ModelShape
 from etloom.simulator.yaml_input import (
@@ -288,8 +288,11 @@ def _override_peaks(peaks: Peaks, document: Mapping[str, Any]) -> Peaks:
     if "bandwidth_gbs" in document:
         bandwidth = parse_positive(document["bandwidth_gbs"], "bandwidth_gbs", 1e6)
         peaks = replace(peaks, bandwidth_gbs=bandwidth)
-    if "tflops" in document and peaks.tflops("bf16"):
-        factor = parse_positive(document["tflops"], "tflops", 1e6) / (peaks.tflops("bf16") or 1.0)
+    half = peaks.tflops("bf16") or peaks.tflops("fp16")
+    if "tflops" in document:
+        if half is None:
+            raise InvalidValue(f"{peaks.name} has no known peak of half precision to scale", option="tflops")
+        factor = parse_positive(document["tflops"], "tflops", 1e6) / half
         scaled = {precision: factor * rate for precision, rate in peaks.matrix_tflops.items()}
         peaks = replace(peaks, matrix_tflops=scaled)
     return peaks

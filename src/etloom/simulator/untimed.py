@@ -28,7 +28,8 @@ from etloom.core.steps import parse_step
 from etloom.core.text import count_noun
 from etloom.core.trace import Job, Trace
 from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS
-from etloom.simulator.interval_classes import explain_interval
+from etloom.simulator.durations import Z_90
+from etloom.simulator.interval_classes import ERRORS, explain_interval
 from etloom.simulator.network import NetworkModel, parse_target
 from etloom.simulator.network.topology import ANY_SIZE, Topology
 
@@ -37,6 +38,8 @@ EFFICIENCY, LOW_EFFICIENCY = 0.65, 0.4
 IN_STEP = 1.2
 """Time of a kernel in a training step relative to its time alone, as steps of torchtitan on A100s show."""
 _TIMES = ("expected", "least", "most")
+_TRANSFER_FACTOR = math.exp(Z_90 * ERRORS["never run"].deviation)
+"""Ends of the interval of a communication, relative to its time on the network: none was measured."""
 TABLE_SCHEMA: dict[str, Any] = {
     "rank": pl.Int64,
     "step": pl.Int64,
@@ -138,7 +141,7 @@ def _predict_rank(
     work = pl.concat(
         [
             calls.with_columns(peer=pl.lit(None, pl.Int64)).select(columns),
-            transfers.with_columns(family=pl.lit(None, pl.String)).select(columns),
+            transfers.with_columns(family=pl.lit("communication")).select(columns),
         ],
         how="vertical_relaxed",
     ).sort("node")
@@ -266,7 +269,8 @@ def _time_transfers(trace: Trace, rank: int, network: NetworkModel | None) -> pl
         time = None
         if network is not None and size is not None and members:
             time = network.time_ns(collective, size, members)
-        rows.append((node, collective, bool(is_async), peer, time, time, time))
+        times = (None,) * 3 if time is None else (time, time / _TRANSFER_FACTOR, time * _TRANSFER_FACTOR)
+        rows.append((node, collective, bool(is_async), peer, *times))
     schema: dict[str, Any] = {
         "node": comms.schema["node"],
         "kind": pl.String,

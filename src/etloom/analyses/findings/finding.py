@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.rank_view import FRAME, LIBRARY, RankView
+from etloom.core import categories
 from etloom.core.arrays import encode_texts, map_text, take_rows
 from etloom.core.intervals import EMPTY, Intervals, union
 from etloom.core.text import count_noun
@@ -18,6 +19,9 @@ _LOCATION = ("step", "stream", "name", "operator", "module", "frame", "event")
 MAX_PLACES = 5
 """Maximum number of places by which a finding is split; the others are one more part."""
 LONGEST_COUNT = 3
+_MIN_SHARE = 0.5
+"""Share of the lost time in a function that is named."""
+_ADDRESS = r" at 0x[0-9a-f]+"
 LONG_GAP_NS, LONG_SINGLE_GAP_NS = 5_000_000, 1_000_000
 """Gap length in ns: a launch takes a few us, so in a gap this long the host, or the device, did something else."""
 HOST, DEVICE, BOTH = "host", "device", "both"
@@ -79,6 +83,35 @@ class Finding:
     parts: tuple[Part, ...] = ()
     components: tuple[Finding, ...] = ()
     is_artifact: bool = False
+
+
+def find_function(view: RankView, finding: Finding) -> tuple[str, str, float] | None:
+    """Return the Python function of the user's code in which most of a finding's time is, if stacks were recorded.
+
+    Returns:
+        The function, what runs in it for most of the time (the same, if that is nothing else), and the share of the
+        time in the function. Of functions that call each other, the innermost.
+    """
+    calls = view.find_host_events("", categories.PYTHON_CATEGORIES)
+    if finding.event is not None:
+        place = view.find_host_events("").filter(id=finding.event).select("pid", "tid")
+        calls = calls.join(place, on=("pid", "tid"), maintain_order="left")
+    calls = calls.with_columns(
+        name=pl.col("name").str.replace(_ADDRESS, ""),
+        lost=pl.Series(finding.lost.covered(calls["ts"], calls["end"]), dtype=pl.Int64),
+    ).filter(pl.col("lost") > 0)
+    names = calls.group_by("name").agg(pl.col("lost").sum(), pl.col("dur").mean())
+    most = names.filter(pl.col("lost") >= _MIN_SHARE * finding.lost.total).sort("dur", "name")
+    own = most.filter(pl.col("name").str.contains(FRAME) & ~pl.col("name").str.contains(LIBRARY))
+    if own.is_empty():
+        return None
+    return own["name"][0], most["name"][0], own["lost"][0] / finding.lost.total
+
+
+def describe_function(function: str, innermost: str, share: float) -> str:
+    """Return "90 % of it in FUNCTION, which runs INNERMOST", of the answer of `find_function`."""
+    inner = "" if innermost == function else f", which runs {innermost}"
+    return f"{min(100 * share, 100):.0f} % of it in {function}{inner}"
 
 
 def sum_places(

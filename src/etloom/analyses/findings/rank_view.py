@@ -37,7 +37,24 @@ if TYPE_CHECKING:
 
 _MODULE = r"^nn\.Module: (.*)$"
 FRAME = r"^.*\(\d+\): "
-LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
+_COMMON_NAMES = {
+    "calendar",
+    "cmd",
+    "code",
+    "profile",
+    "queue",
+    "select",
+    "statistics",
+    "test",
+    "token",
+    "trace",
+}
+LIBRARY = (
+    r"(?:^|/)(?:torch|site-packages/torch)(?:/|\.|$|\()|^<frozen"
+    rf"|^(?:{'|'.join(sorted(sys.stdlib_module_names - _COMMON_NAMES))})(?:/|\.py\(|\()"
+    r"|/lib/python\d[^/]*/[^/]+\.py\("
+)
+"""Matches frames of torch and of the standard library, unless a program's own file may well have such a name."""
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
 SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/.*\(\d+\): (?:async_)?save$"
 """Matches frames of torch.save and of distributed checkpoints."""

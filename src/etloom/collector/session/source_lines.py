@@ -23,10 +23,11 @@ def read_source_lines(frames: Iterable[str]) -> dict[str, dict[str, object]]:
     by_frame: dict[str, dict[str, object]] = {}
     for frame in sorted(frames):
         match = _FRAME.fullmatch(frame)
-        if match is None or _LIBRARY.search(match[1]):
+        if match is None or not int(match[2]) or _LIBRARY.search(match[1]):
             continue
         lines = linecache.getlines(match[1])[int(match[2]) - 1 :][:MAX_LINES]
-        path = linecache.cache[match[1]][3] if match[1] in linecache.cache else match[1]  # type: ignore[misc]
+        entry = linecache.cache.get(match[1], ())
+        path = str(entry[3]) if len(entry) > 3 else match[1]
         if lines and not _LIBRARY.search(path):
             by_frame[frame] = {
                 "file": str(Path(path).resolve()),

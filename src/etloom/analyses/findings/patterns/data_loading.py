@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from etloom.analyses.findings.finding import BOTH, Finding
+from etloom.analyses.findings.finding import BOTH, Finding, describe_function, find_function
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals, union
 from etloom.core.text import count_noun
@@ -24,7 +25,7 @@ def find(view: RankView) -> Iterator[Finding]:
         return
     alone = lost.covered(loads["ts"], loads["end"])
     longest = loads.row(int(alone.argmax()), named=True)
-    yield Finding(
+    finding = Finding(
         f"nothing else runs while the host waits for the data loader ({count_noun(int((alone > 0).sum()), 'load')})",
         min(lost.total, view.data_loading.total),  # what is longer has other causes, too
         "high",
@@ -39,4 +40,10 @@ def find(view: RankView) -> Iterator[Finding]:
         start_ns=longest["ts"],
         end_ns=longest["end"],
         in_steps_ns=min((lost & view.step_intervals).total, view.data_loading.total),
+    )
+    named = find_function(view, finding)
+    yield (
+        finding
+        if named is None
+        else replace(finding, title=f"{finding.title}: {describe_function(*named)}", frame=named[0])
     )

@@ -5,8 +5,6 @@ With a GPU, while it is idle in an annotated step; without, in each step at the 
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,9 +12,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import BOTH, Finding, format_times, sum_places
+from etloom.analyses.findings.finding import (
+    BOTH,
+    Finding,
+    describe_function,
+    find_function,
+    format_times,
+    sum_places,
+)
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS
-from etloom.analyses.findings.rank_view import FRAME, LIBRARY, RankView
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import union
@@ -27,10 +32,6 @@ MIN_STEP_SHARE = 0.5
 
 MIN_INSIDE = 0.8
 """Share of a pause inside an annotation that is named with it."""
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NAMED_PAUSES = 20
-"""The longest pauses, whose Python functions are looked up."""
 
 _RECORD_STACKS = (
     "record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines"
@@ -106,37 +107,16 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
 
 
 def _name_function(view: RankView, finding: Finding) -> Finding:
-    """Name the Python function in which most of a finding's longest pauses are, if stacks were recorded."""
-    calls = view.find_host_events("", categories.PYTHON_CATEGORIES)
-    if finding.event is not None:
-        place = view.find_host_events("").filter(id=finding.event).select("pid", "tid")
-        calls = calls.join(place, on=("pid", "tid"), maintain_order="left")
-    starts, ends, durations = (calls[name].to_numpy() for name in ("ts", "end", "dur"))
-    is_user_code = calls["name"].str.contains(FRAME) & ~calls["name"].str.contains(LIBRARY)
-    in_user_code = is_user_code.to_numpy()
-    lost = finding.lost
-    lengths = lost.ends - lost.starts
-    times: Counter[tuple[str, str]] = Counter()
-    for at in np.argsort(-lengths, kind="stable")[:_NAMED_PAUSES].tolist():
-        overlap = np.minimum(ends, lost.ends[at]) - np.maximum(starts, lost.starts[at])
-        around = np.flatnonzero(overlap >= MIN_INSIDE * lengths[at])
-        if around.size and in_user_code[around].any():
-            function, innermost = (
-                calls["name"][int(rows[np.argmin(durations[rows])])]
-                for rows in (around[in_user_code[around]], around)
-            )
-            times[function, _ADDRESS.sub("", innermost)] += int(lengths[at])
-    if not times:
+    """Name the Python function in which most of the pauses are, if stacks were recorded."""
+    if (named := find_function(view, finding)) is None:
         return finding
-    (function, innermost), time = times.most_common(1)[0]
-    inner = "" if innermost == function else f", which runs {innermost}"
-    share = f"{100 * time / lengths.sum():.0f} % of it in {function}{inner}"
+    function, _, share = named
     return replace(
         finding,
-        title=f"{finding.title.rpartition(': ')[0]}: {share}",
+        title=f"{finding.title.rpartition(': ')[0]}: {describe_function(*named)}",
         frame=function,
         advice=f"shorten {function}, or run it in another thread; {_SHORTEN}",
-        confidence="medium" if 2 * time >= lengths.sum() else finding.confidence,
+        confidence="medium" if share >= MIN_INSIDE else finding.confidence,
     )
 
 
@@ -159,4 +139,6 @@ def _list_pauses(view: RankView) -> pl.DataFrame:
     pauses = pl.DataFrame(
         {"start": idle.starts, "end": idle.ends, "cost_ns": idle.ends - idle.starts}
     ).with_columns(take_rows(calls["name"], before), take_rows(calls["id"], before).alias("event"))
-    return pauses.with_columns(step=view.steps_at(pauses["start"])).filter(pl.col("cost_ns") >= LONG_PAUSE_NS)
+    return pauses.with_columns(step=view.steps_at((pauses["start"] + pauses["end"]) // 2)).filter(
+        pl.col("cost_ns") >= LONG_PAUSE_NS
+    )
