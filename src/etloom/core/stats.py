@@ -451,6 +451,12 @@ DECLARED_STATS = (
         "read.no_time", "data_loss", "entries without a valid time; skipped or without time", _REWRITE
     ),
     DeclaredStat("read.no_id", "data_loss", "nodes without an id; skipped", _REWRITE),
+    DeclaredStat(
+        "read.no_rank",
+        "data_loss",
+        "collectives without a valid rank in a table of all ranks of Ascend; left out",
+        _REWRITE,
+    ),
     DeclaredStat("read.empty_metadata", "info", "metadata events without content; skipped"),
     DeclaredStat("read.metadata_events", "info", "metadata events, which name processes and threads"),
     DeclaredStat("read.other_metadata", "info", "metadata events that no table holds"),
