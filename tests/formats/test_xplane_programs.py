@@ -202,7 +202,8 @@ def test_any_bytes_are_a_program_without_operations(content: bytes) -> None:
     )
 
 
-def test_kernels_of_a_library_call_are_one_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_others", [True, False])
+def test_kernels_of_a_library_call_are_one_call(has_others: bool, tmp_path: Path) -> None:
     made = Program()
     a, b = made.add("parameter", shape=(64, 64)), made.add("parameter", shape=(64, 64), parameter_number=1)
     config = {"gemm_backend_config": {"dot_dimension_numbers": {"lhs_contracting_dimensions": ["1"]}}}
@@ -233,7 +234,8 @@ def test_kernels_of_a_library_call_are_one_call(tmp_path: Path) -> None:
                 hlo_module="jit_f",
                 program_id=7,
             )
-        device.add("Stream #1(Kernel)", "other", 1000 * step + 700, 50)
+        if has_others:
+            device.add("Stream #1(Kernel)", "other", 1000 * step + 700, 50)
     job = etloom.open(write_space(space, tmp_path), use_cache=False)
     row = etloom.analyze(job, "flops").row(by_predicate=pl.col("name") == "custom-call.3", named=True)
     assert (row["family"], row["calls"], row["kernels"], row["time_ns"]) == ("gemm", 2, 4, 1000)
