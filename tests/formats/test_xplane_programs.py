@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.formats.io.protobuf_fields import MessageData
+from etloom.formats.xplane import programs
 from etloom.formats.xplane.programs import Estimate, estimate_program
 from support.protobuf_messages import declare
 from support.xspaces import PlaneBuilder, XSpace, write_space
@@ -185,6 +187,49 @@ def test_a_fusion_has_the_flops_of_its_operations_and_reads_what_it_slices() -> 
     costs = made.estimate()
     assert costs[fusion] == Estimate(8, 2 * (8 + 8 + 8), "fusion", "bfloat16")
     assert (costs[written].flops, costs[written].bytes) == (0, 2 * (8 + 8))
+
+
+class Walked(dict[int, programs.Instruction]):
+    """Counts how often all instructions of a computation are listed."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+
+def test_instructions_are_not_listed_for_each_fusion() -> None:
+    def make(number: int, opcode: str, operands: tuple[int, ...], called: tuple[int, ...] = ()) -> Any:
+        shape = programs.Shape("float", (4,), 16)
+        return programs.Instruction(f"{opcode}.{number}", opcode, shape, operands, called, 0, "", (), "")
+
+    inside = Walked({1: make(1, "parameter", ()), 2: make(2, "negate", (1,))})
+    outside = {3: make(3, "parameter", ())}
+    outside |= {number: make(number, "fusion", (3,), (7,)) for number in range(4, 104)}
+    computations = {7: programs.Computation(inside, 2), 8: programs.Computation(outside, 103)}
+    estimator = programs._Estimator(computations)
+    assert estimator.estimate(outside[103], outside) == Estimate(4, 32, "fusion", "float")
+    assert inside.walks < 10
+
+
+@pytest.mark.parametrize(
+    ("content", "values"),
+    [
+        (b"\x05\xac\x02", [5, 300]),
+        (b"\xff" * 9 + b"\x7f\x05", [2**64 - 1, 5]),
+        (b"\x05" + b"\xff" * 100 + b"\x01", [5]),
+    ],
+)
+def test_packed_numbers_have_64_bits(content: bytes, values: list[int]) -> None:
+    data = b"\x1a" + bytes([len(content)]) + content
+    messages = MessageData(data)
+    fields = messages.scan(np.array([0]), np.array([len(data)]))
+    assert programs._read_lists(messages, fields, 3, 1) == [tuple(values)]
 
 
 def test_a_computation_that_calls_itself_is_unknown() -> None:
