@@ -724,6 +724,13 @@ DECLARED_STATS = (
         "record each rank in a file of its own",
     ),
     DeclaredStat(
+        "read.mpi_part",
+        "data_loss",
+        "collectives of MPI that state one rank's part, of a communicator of unknown size or in uneven parts; without "
+        "a size",
+        "record all ranks in one file",
+    ),
+    DeclaredStat(
         "read.ascend_not_read",
         "info",
         "rows of an Ascend database that have no table here: hardware metrics, memory, call stacks",
