@@ -7,6 +7,7 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import etloom
 from etloom import formats
 from etloom.core.errors import ReadError
-from etloom.core.trace import Trace
+from etloom.core.trace import Job, Trace
 from support.ascend_traces import (
     START,
     write_cluster_communication,
@@ -255,6 +256,38 @@ def test_collectives_of_other_types_are_counted(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(ReadError, match="is not complete JSON"):
         formats.read(path)
+
+
+def test_collectives_without_a_rank_are_counted(tmp_path: Path) -> None:
+    operator = {"Communication Time Info": {"Start Timestamp(us)": START, "Elapse Time(ms)": 1.0}}
+    keys = dict.fromkeys(("0", "1", "x", "100000000099999", "9" * 5000), operator)
+    path = tmp_path / "cluster_communication.json"
+    path.write_text(json.dumps({"p2p": {"step1": {"hcom_allReduce__503_0_1@1": keys}}}))
+    job = formats.read(path)
+    assert isinstance(job, Job) and [trace.events.height for trace in job.values()] == [1, 1]
+    assert dict(job[0].stats.select("name", "count").iter_rows())["read.no_rank"] == 3
+
+
+def test_links_of_operators_with_one_connection_are_not_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_database(tmp_path / "ascend_pytorch_profiler_0.db")
+    count = 300
+    with closing(sqlite3.connect(path)) as connection, connection:
+        row = connection.execute("select * from PYTORCH_API limit 1").fetchone()
+        calls = [(row[0], row[1], row[2], 999, *row[4:])] * count
+        connection.executemany(f"insert into PYTORCH_API values ({', '.join('?' * len(row))})", calls)
+        links = [(999, 5000 + number) for number in range(count)]
+        connection.executemany("insert into CONNECTION_IDS values (?, ?)", links)
+    join, heights = pl.DataFrame.join, []
+
+    def measure(*tables: pl.DataFrame, **options: Any) -> pl.DataFrame:
+        heights.append(join(*tables, **options).height)
+        return join(*tables, **options)
+
+    monkeypatch.setattr(pl.DataFrame, "join", measure)
+    formats.read(path)
+    assert count < max(heights) < 3 * count
 
 
 def test_a_database_without_events_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,49 @@ def test_a_call_without_a_process_is_counted(tmp_path: Path) -> None:
     assert dict(job[0].stats.select("name", "count").iter_rows())["read.mpi_other_process"] == 2
 
 
+def write_calls(path: Path, name: str, ranks: int, **args: int) -> Path:
+    """Write one call of 1024 floats per rank on communicator 0, and one on a communicator of each rank."""
+    events = [
+        {"name": name, "ph": "X", "pid": rank, "tid": 0, "ts": 100 + ts, "dur": 50,
+         "args": {"comm": comm, "count": 1024, "datatype": 9, **args}}
+        for rank in range(ranks) for comm, ts in ((0, 0), (1 + rank, 100))
+    ]  # fmt: skip
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("MPI_Allreduce", 1),
+        ("MPI_Bcast", 1),
+        ("MPI_Allgather", 4),
+        ("MPI_Iallgather", 4),
+        ("MPI_Alltoall", 4),
+        ("MPI_Reduce_scatter_block", 4),
+        ("MPI_Gather", 4),
+        ("MPI_Scatter", 4),
+        ("MPI_Alltoallv", None),
+    ],
+)
+def test_sizes_are_of_the_whole(name: str, parts: int | None, tmp_path: Path) -> None:
+    job = etloom.open(write_calls(tmp_path / "mpi.json", name, 4), use_cache=False)
+    table = etloom.analyze(job, "collectives").filter(group="0")
+    size = None if parts is None else 1024 * 4 * parts
+    assert set(table["bytes"]) == {size}
+    assert set(table["group_size"]) == {4}
+    counts = dict(job[0].stats.select("name", "count").iter_rows())
+    assert counts.get("read.mpi_part", 0) == (0 if parts == 1 else 1 if parts else 2)
+
+
+def test_parts_in_a_file_of_one_rank_have_no_size(tmp_path: Path) -> None:
+    trace = formats.read(write_calls(tmp_path / "mpi.json", "MPI_Allgather", 1))
+    assert trace.comms["bytes"].to_list() == [None, None]
+    assert dict(trace.stats.select("name", "count").iter_rows())["read.mpi_part"] == 2
+    trace = formats.read(write_calls(tmp_path / "mpi.json", "MPI_Allgather", 2, count=(1 << 48) - 1))[0]
+    assert trace.comms["bytes"].to_list() == [None, None], "beyond the largest size"
+
+
 def test_a_job_of_mpi_becomes_chakra(tmp_path: Path) -> None:
     job = etloom.open(write_mpi(tmp_path / "mpi.json"), use_cache=False)
     etloom.export(job, tmp_path / "mpi.et")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.formats.io.protobuf_fields import MessageData
+from etloom.formats.xplane import programs
 from etloom.formats.xplane.programs import Estimate, estimate_program
 from support.protobuf_messages import declare
 from support.xspaces import PlaneBuilder, XSpace, write_space
@@ -187,6 +189,49 @@ def test_a_fusion_has_the_flops_of_its_operations_and_reads_what_it_slices() -> 
     assert (costs[written].flops, costs[written].bytes) == (0, 2 * (8 + 8))
 
 
+class Walked(dict[int, programs.Instruction]):
+    """Counts how often all instructions of a computation are listed."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+
+def test_instructions_are_not_listed_for_each_fusion() -> None:
+    def make(number: int, opcode: str, operands: tuple[int, ...], called: tuple[int, ...] = ()) -> Any:
+        shape = programs.Shape("float", (4,), 16)
+        return programs.Instruction(f"{opcode}.{number}", opcode, shape, operands, called, 0, "", (), "")
+
+    inside = Walked({1: make(1, "parameter", ()), 2: make(2, "negate", (1,))})
+    outside = {3: make(3, "parameter", ())}
+    outside |= {number: make(number, "fusion", (3,), (7,)) for number in range(4, 104)}
+    computations = {7: programs.Computation(inside, 2), 8: programs.Computation(outside, 103)}
+    estimator = programs._Estimator(computations)
+    assert estimator.estimate(outside[103], outside) == Estimate(4, 32, "fusion", "float")
+    assert inside.walks < 10
+
+
+@pytest.mark.parametrize(
+    ("content", "values"),
+    [
+        (b"\x05\xac\x02", [5, 300]),
+        (b"\xff" * 9 + b"\x7f\x05", [2**64 - 1, 5]),
+        (b"\x05" + b"\xff" * 100 + b"\x01", [5]),
+    ],
+)
+def test_packed_numbers_have_64_bits(content: bytes, values: list[int]) -> None:
+    data = b"\x1a" + bytes([len(content)]) + content
+    messages = MessageData(data)
+    fields = messages.scan(np.array([0]), np.array([len(data)]))
+    assert programs._read_lists(messages, fields, 3, 1) == [tuple(values)]
+
+
 def test_a_computation_that_calls_itself_is_unknown() -> None:
     made = Program()
     a = made.add("parameter", shape=(4,))
@@ -202,7 +247,8 @@ def test_any_bytes_are_a_program_without_operations(content: bytes) -> None:
     )
 
 
-def test_kernels_of_a_library_call_are_one_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_others", [True, False])
+def test_kernels_of_a_library_call_are_one_call(has_others: bool, tmp_path: Path) -> None:
     made = Program()
     a, b = made.add("parameter", shape=(64, 64)), made.add("parameter", shape=(64, 64), parameter_number=1)
     config = {"gemm_backend_config": {"dot_dimension_numbers": {"lhs_contracting_dimensions": ["1"]}}}
@@ -233,7 +279,8 @@ def test_kernels_of_a_library_call_are_one_call(tmp_path: Path) -> None:
                 hlo_module="jit_f",
                 program_id=7,
             )
-        device.add("Stream #1(Kernel)", "other", 1000 * step + 700, 50)
+        if has_others:
+            device.add("Stream #1(Kernel)", "other", 1000 * step + 700, 50)
     job = etloom.open(write_space(space, tmp_path), use_cache=False)
     row = etloom.analyze(job, "flops").row(by_predicate=pl.col("name") == "custom-call.3", named=True)
     assert (row["family"], row["calls"], row["kernels"], row["time_ns"]) == ("gemm", 2, 4, 1000)

@@ -451,6 +451,12 @@ DECLARED_STATS = (
         "read.no_time", "data_loss", "entries without a valid time; skipped or without time", _REWRITE
     ),
     DeclaredStat("read.no_id", "data_loss", "nodes without an id; skipped", _REWRITE),
+    DeclaredStat(
+        "read.no_rank",
+        "data_loss",
+        "collectives without a valid rank in a table of all ranks of Ascend; left out",
+        _REWRITE,
+    ),
     DeclaredStat("read.empty_metadata", "info", "metadata events without content; skipped"),
     DeclaredStat("read.metadata_events", "info", "metadata events, which name processes and threads"),
     DeclaredStat("read.other_metadata", "info", "metadata events that no table holds"),
@@ -716,6 +722,13 @@ DECLARED_STATS = (
         "data_loss",
         "events of processes without a call of MPI, which are not ranks, in a trace of MPI calls",
         "record each rank in a file of its own",
+    ),
+    DeclaredStat(
+        "read.mpi_part",
+        "data_loss",
+        "collectives of MPI that state one rank's part, of a communicator of unknown size or in uneven parts; without "
+        "a size",
+        "record all ranks in one file",
     ),
     DeclaredStat(
         "read.ascend_not_read",

@@ -2,7 +2,8 @@
 
 An event is a call (MPI_Allreduce, MPI_Send, ...) with its communicator, count, type (a number of Open MPI), root, peer
 and tag as arguments. Calls become operators with rows of comms; other events of a rank stay as they are. Processes
-without a call of MPI are left out. Counts are elements, and types have their size in bytes.
+without a call of MPI are left out. Counts are elements, of one rank where each rank has a part (MPI_Allgather); the
+whole is known if the file has several ranks with the communicator. Types have their size in bytes.
 
 Format: src/converter/mpi_converter.py of mlcommons/chakra.
 """
@@ -18,7 +19,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES, Stat, parse_distinct
 from etloom.core.trace import Job, Trace
 from etloom.formats import kineto
-from etloom.formats.tables.comms_table import normalize_comms
+from etloom.formats.tables.comms_table import P2P, normalize_comms
 from etloom.formats.tables.meta_checks import is_rank
 
 _COLLECTIVES = {
@@ -67,6 +68,12 @@ _TYPES = {
     40: "bool",
 }
 """Open MPI's number of a type -> a type of the same size."""
+_WHOLE_INPUTS, _WHOLE_OUTPUTS = (
+    ("all_to_all", "reduce_scatter", "scatter"),
+    ("all_to_all", "all_gather", "gather"),
+)
+"""Collectives whose count is that of a rank's part of the input, or of the output."""
+_MAX_NUMBER = 1 << 48
 _ARGUMENTS = dict.fromkeys(("comm", "count", "datatype", "root", "dest", "source", "tag"), pl.Int64)
 _MAX_TEXT = 20
 
@@ -102,8 +109,15 @@ def read(path: Path) -> Trace | Job:
     )
     are_ranks = len(pids) > 1 and all(is_rank(pid) for pid in pids) and pids[-1] < 2 * len(pids)
     ranks = pids if are_ranks else range(len(pids))
+    events = events.filter(pl.col("pid").is_in(pids)).with_columns(id=pl.int_range(pl.len()).over("pid"))
+    comms = _read_calls(events)
     traces = {
-        rank: _build_rank(source, events.filter(pl.col("pid") == pid), stats if not place else [])
+        rank: _build_rank(
+            source,
+            events.filter(pl.col("pid") == pid),
+            comms.filter(pl.col("pid") == pid),
+            stats if not place else [],
+        )
         for place, (rank, pid) in enumerate(zip(ranks, pids, strict=True))
     }
     meta = {"formats": ["mpi-trace"], "files": [str(path)]}
@@ -112,11 +126,10 @@ def read(path: Path) -> Trace | Job:
     return Job({rank: trace.replace({**meta, "rank": rank}) for rank, trace in traces.items()}, meta)
 
 
-def _build_rank(source: Trace, events: pl.DataFrame, stats: list[Stat]) -> Trace:
-    problems = list(stats)
-    events = events.drop("id").with_row_index("id")
+def _read_calls(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the communications of all ranks (``pid``), with the ``count`` that the call states."""
     calls = parse_distinct(
-        events.filter("is_call").select("id", "name", "args"), "args", _parse, pl.Struct(_ARGUMENTS)
+        events.filter("is_call").select("id", "pid", "name", "args"), "args", _parse, pl.Struct(_ARGUMENTS)
     ).unnest("args")
     stem = pl.col("name").cast(pl.String).str.strip_prefix("MPI_")
     blocking = stem.replace_strict(_COLLECTIVES, default=None, return_dtype=pl.String)
@@ -126,18 +139,43 @@ def _build_rank(source: Trace, events: pl.DataFrame, stats: list[Stat]) -> Trace
     ).str.slice(1)
     nonblocking = capital.replace_strict(_COLLECTIVES, default=None, return_dtype=pl.String)
     rows = calls.with_columns(collective=pl.coalesce(blocking, nonblocking)).drop_nulls("collective")
-    comms = rows.select(
+    is_message = pl.col("collective").is_in(P2P)
+    members = pl.col("pid").filter(~is_message).n_unique().over("comm")
+    # A file of one rank does not tell; parts of MPI_Allgatherv differ.
+    is_known = (members > 1) & pl.col("comm").is_not_null() & ~is_message
+    rows = rows.with_columns(group_size=pl.when(is_known).then(members).cast(pl.Int64))
+    fits = ~pl.col("name").cast(pl.String).str.ends_with("v") & (
+        pl.col("count") < _MAX_NUMBER // pl.col("group_size")
+    )
+    has_parts = pl.col("collective").is_in([*_WHOLE_INPUTS, *_WHOLE_OUTPUTS])
+    part = pl.when(~has_parts | fits).then("count")
+
+    def count(wholes: tuple[str, ...]) -> pl.Expr:
+        return pl.when(pl.col("collective").is_in(wholes)).then(part * pl.col("group_size")).otherwise(part)
+
+    return rows.select(
+        "pid",
+        "count",
+        "group_size",
         event="id",
         collective="collective",
         pg_name=pl.col("comm").cast(pl.String),
         ranks=pl.lit(None, pl.String),
-        group_size=pl.lit(None, pl.Int64),
         dtype=pl.col("datatype").replace_strict(_TYPES, default=None, return_dtype=pl.String),
-        in_nelems="count",
+        in_nelems=count(_WHOLE_INPUTS),
+        out_nelems=count(_WHOLE_OUTPUTS),
         root="root",
         peer=pl.coalesce("dest", "source"),
     )
-    table = normalize_comms(comms, problems).with_row_index("id")
+
+
+def _build_rank(source: Trace, events: pl.DataFrame, comms: pl.DataFrame, stats: list[Stat]) -> Trace:
+    unknown = comms.filter(pl.col("count").is_not_null() & pl.col("in_nelems").is_null())
+    problems = [
+        *stats,
+        Stat("read.mpi_part", "data_loss", unknown.height, "collectives that state the size of a part"),
+    ]
+    table = normalize_comms(comms.drop("pid", "count"), problems).with_row_index("id")
     threads = source.threads.filter(pl.col("pid").is_in(events["pid"].unique().implode()))
     tables = {"events": TABLES["events"].conform(events.drop("is_call")), "threads": threads}
     return Trace({**tables, "comms": TABLES["comms"].conform(table)}, source.meta).with_stats(problems)
@@ -155,4 +193,4 @@ def _to_number(value: Any) -> int | None:
         number = int(value, 0) if isinstance(value, str) and len(value) < _MAX_TEXT else value
     except ValueError:
         return None
-    return number if type(number) is int and 0 <= number < 1 << 48 else None
+    return number if type(number) is int and 0 <= number < _MAX_NUMBER else None

@@ -62,8 +62,10 @@ def read(path: Path) -> Trace | Job:
         raise ReadError(
             "has no collective with a time", where=path, remedy="record with profiler_level=Level1 or higher"
         )
+    ranks: list[int | None] = [*sorted(rank for rank in by_rank if rank is not None)] or [None]
+    dropped = len(by_rank.get(None, [])) if None not in ranks else 0
+    stats.append(Stat("read.no_rank", "data_loss", dropped, "collectives without the number of a rank"))
     meta = {"formats": ["ascend"], "files": [str(path)], "clock": "epoch", "base_ns": 0}
-    ranks = sorted(by_rank, key=lambda rank: -1 if rank is None else rank)
     traces = {
         rank: _build_trace(by_rank[rank], {**meta, "rank": rank}, [] if place else stats)
         for place, rank in enumerate(ranks)
@@ -86,7 +88,8 @@ def _walk(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 def _build_row(keys: tuple[str, ...], operator: dict[str, Any]) -> tuple[int | None, dict[str, Any] | None]:
     """Return the rank among the keys of an operator, and its event; None without a valid start."""
-    rank = int(keys[-1]) if keys and keys[-1].isdecimal() and is_rank(int(keys[-1][:10])) else None
+    last = keys[-1] if keys else ""
+    rank = int(last) if last.isdecimal() and len(last) <= 10 and is_rank(int(last)) else None
     name = next((key for key in reversed(keys) if not key.isdecimal()), "")
     step = next((int(match[1]) for key in keys if (match := _STEP.match(key))), None)
     times = operator[_TIMES]

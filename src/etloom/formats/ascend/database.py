@@ -308,7 +308,10 @@ def _number_operators(source: SqliteFile, events: pl.DataFrame) -> pl.DataFrame:
     number = _FIRST_OPERATOR + pl.int_range(pl.len())
     events = events.with_columns(number=pl.when(~is_device & pl.col("connection").is_not_null()).then(number))
     operators = events.drop_nulls("number").select("connection", "number")
-    launched = operators.join(links, left_on="connection", right_on="id").select("number", "connectionId")
+    # Unique first: equal connections of many operators would be as many rows for each of their links.
+    operators = operators.unique("connection", keep="first")
+    launched = links.join(operators, left_on="id", right_on="connection").select("number", "connectionId")
+    launched = launched.sort("number")
     events = events.join(
         launched.unique("connectionId", keep="first", maintain_order=True).rename({"number": "launcher"}),
         left_on=pl.when(is_device).then("connection"),

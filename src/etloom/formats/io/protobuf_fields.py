@@ -176,12 +176,12 @@ class MessageData:
         fields = []
         while at < end:
             try:
-                key, at = self._read_varint(at)
+                key, at = self.read_varint(at)
                 number, wire, start = key >> 3, key & 7, at
                 if wire == VARINT:
-                    value, at = self._read_varint(at)
+                    value, at = self.read_varint(at)
                 elif wire == LENGTH:
-                    value, start = self._read_varint(at)
+                    value, start = self.read_varint(at)
                     at = start + value
                     if at > end == len(self.data) and clip:
                         self.truncated = True
@@ -199,7 +199,13 @@ class MessageData:
             fields.append((row, number, wire, value, start))
         return fields
 
-    def _read_varint(self, at: int) -> tuple[int, int]:
+    def read_varint(self, at: int) -> tuple[int, int]:
+        """Return the number at an offset, and the offset after it.
+
+        Raises:
+            IndexError: The data ends inside the number.
+            ValueError: It has more than ten bytes.
+        """
         byte = self.data[at]
         if byte < 0x80:
             return byte, at + 1

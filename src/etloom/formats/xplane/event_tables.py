@@ -243,7 +243,8 @@ class _PlaneTables:
     def _estimate_operations(self) -> pl.DataFrame:
         """Return values (event, key, text) with the cost of the operation of each kernel of a GPU.
 
-        If a call of a library is several kernels one after the other, the first one has its cost, the others have 0.
+        If a call of a library is several kernels one after the other, the first one has its cost, the others have 0;
+        another call begins when the first kernel's name comes again.
         """
         rows: list[tuple[int, str, str]] = []
         schema = {"event": pl.Int64, "key": pl.String, "text": pl.String}
@@ -253,21 +254,24 @@ class _PlaneTables:
         names, numbers = (
             stated.filter(key=key).unique("event", keep="last") for key in ("hlo_op", "program_id")
         )
-        events = self.plane.events.select("event", "line", "base_ns", "start_ps")
+        events = self.plane.events.select("event", "line", "base_ns", "start_ps", kernel="name")
         events = events.join(
             names.select("event", name=pl.col("text").str.strip_chars('"')), on="event", how="left"
         )
         events = events.join(numbers.select("event", program="integer"), on="event", how="left")
         before: tuple[object, ...] = ()
-        columns = ("event", "line", "name", "program")
-        for event, line, name, program in (
+        first = None
+        columns = ("event", "line", "kernel", "name", "program")
+        for event, line, kernel, name, program in (
             events.sort("line", "base_ns", "start_ps").select(columns).iter_rows()
         ):
             estimate = self.programs.get(program, {}).get(name)
             operation = (line, name, program)
+            is_continued = operation == before and kernel != first
+            first = first if is_continued else kernel
             if estimate is not None:
                 values = to_values(estimate)
-                if operation == before and estimate.opcode in _LIBRARY_CALLS:
+                if is_continued and estimate.opcode in _LIBRARY_CALLS:
                     values |= {"flops": 0, "bytes_accessed": 0}
                 rows += [(event, key, json.dumps(value)) for key, value in values.items()]
             before = operation

@@ -15,7 +15,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,34 @@ class Computation:
     instructions: dict[int, Instruction]
     root: int
 
+    @cached_property
+    def traffic(self) -> tuple[dict[int, int], int | None]:
+        """The bytes that a fusion reads of each parameter, and those that it updates in place, if it does.
+
+        Of parameters that are only sliced, the slices are read.
+        """
+        inside = self.instructions
+        users: dict[int, list[Instruction]] = {}
+        for instruction in inside.values():
+            for number in instruction.operands:
+                users.setdefault(number, []).append(instruction)
+        last = inside.get(self.root)
+        updates = (
+            [inside[number] for number in last.operands[:2] if number in inside] if last is not None else []
+        )
+        in_place = last is not None and last.opcode == "dynamic-update-slice" and len(updates) == 2
+        read: dict[int, int] = {}
+        for number, instruction in inside.items():
+            using = users.get(number, [])
+            is_target = in_place and instruction is updates[0] and len(using) == 1
+            if instruction.opcode != "parameter" or is_target:
+                continue
+            is_sliced = using and all(user.opcode in _SLICES and user.operands[0] == number for user in using)
+            sliced = sum(user.shape.bytes for user in using)
+            size = min(sliced, instruction.shape.bytes) if is_sliced else instruction.shape.bytes
+            read[instruction.parameter] = read.get(instruction.parameter, 0) + size
+        return read, updates[1].shape.bytes if in_place else None
+
 
 def estimate_program(messages: MessageData, start: int, end: int) -> dict[str, Estimate]:
     """Return the estimate of each operation of a program (an HloProto in a range of bytes), by its name."""
@@ -229,26 +259,19 @@ def _read_texts(messages: MessageData, fields: Fields, number: int, count: int) 
 
 def _read_lists(messages: MessageData, fields: Fields, number: int, count: int) -> list[tuple[int, ...]]:
     """Return a repeated integer field of each message, packed or not."""
-    lists: list[tuple[int, ...]] = [()] * count
+    lists: list[list[int]] = [[] for _ in range(count)]
     packed, plain = fields.select(number, LENGTH), fields.select(number, VARINT)
     for row, value in zip(plain.message.tolist(), plain.value.view(np.int64).tolist(), strict=True):
-        lists[row] += (value,)
+        lists[row].append(value)
     for row, start, end in zip(
         packed.message.tolist(), packed.start.tolist(), packed.ends.tolist(), strict=True
     ):
-        lists[row] += _decode_packed(messages.data[start:end])
-    return lists
-
-
-def _decode_packed(content: bytes) -> tuple[int, ...]:
-    values, value, shift = [], 0, 0
-    for byte in content:
-        value |= (byte & 0x7F) << shift
-        shift = shift + 7 if byte >= 0x80 else 0
-        if not shift:
-            values.append(value)
-            value = 0
-    return tuple(values)
+        at = start
+        with suppress(IndexError, ValueError):
+            while at < end:
+                value, at = messages.read_varint(at)
+                lists[row].append(value)
+    return [tuple(values) for values in lists]
 
 
 def _read_shapes(messages: MessageData, spans: Fields, count: int, depth: int = 0) -> list[Shape]:
@@ -294,7 +317,9 @@ class _Estimator:
         if instruction.opcode == "fusion" and called is not None:
             flops, inner_dtype = self._sums.get(instruction.called[0], (None, None))
             dtype = inner_dtype or dtype
-            read, written = _count_fusion_bytes(called, operands, instruction.shape)
+            reads, updated = called.traffic
+            read = sum(reads.get(number, 0) for number in range(len(operands)))
+            written = instruction.shape.bytes if updated is None else updated
         else:
             flops = _count_flops(instruction, operands)
             if instruction.opcode in _SLICES:
@@ -311,29 +336,6 @@ class _Estimator:
         types = [part.dtype for part in parts if part.opcode in ("dot", "convolution")]
         counts = [part.flops for part in parts if part.flops is not None]
         return sum(counts) if len(counts) == len(parts) else None, types[0] if types else None
-
-
-def _count_fusion_bytes(called: Computation, operands: list[Instruction], result: Shape) -> tuple[int, int]:
-    """Return the bytes that a fusion reads and writes: of operands that are only sliced, the slices."""
-    inside = called.instructions
-    users: dict[int, list[Instruction]] = {}
-    for instruction in inside.values():
-        for number in instruction.operands:
-            users.setdefault(number, []).append(instruction)
-    last = inside.get(called.root)
-    updates = [inside[number] for number in last.operands[:2] if number in inside] if last is not None else []
-    in_place = last is not None and last.opcode == "dynamic-update-slice" and len(updates) == 2
-    read = 0
-    for number, instruction in inside.items():
-        if instruction.opcode != "parameter" or instruction.parameter >= len(operands):
-            continue
-        using = users.get(number, [])
-        if in_place and instruction is updates[0] and len(using) == 1:
-            continue
-        is_sliced = using and all(user.opcode in _SLICES and user.operands[0] == number for user in using)
-        sliced = sum(user.shape.bytes for user in using)
-        read += min(sliced, instruction.shape.bytes) if is_sliced else instruction.shape.bytes
-    return read, updates[1].shape.bytes if in_place else result.bytes
 
 
 def _count_flops(instruction: Instruction, operands: list[Instruction]) -> int | None:
