@@ -129,6 +129,12 @@ def test_wrong_questions_are_one_line(server: PageServer) -> None:
         assert status == 400 and problem in text and "\n" not in text and "internal" not in text, text
 
 
+def test_ids_that_no_event_has_are_ignored(server: PageServer) -> None:
+    for number in (-1, 1 << 32, 10**17):
+        assert request(server, f"slice?rank=0&from=0&to=1&cells=1&rows=0.0.1&ids={number}")[0] == 200
+        assert request(server, f"event?rank=0&id={number}&number=1")[:2] == (200, "null")
+
+
 ARGUMENTS = ("rank", "from", "to", "rows", "cells", "ids", "q", "number", "id", "by")
 VALUES = st.integers(-(2**70), 2**70).map(str) | st.sampled_from(
     [
