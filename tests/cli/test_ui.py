@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +24,8 @@ from hypothesis import strategies as st
 import etloom
 from etloom.cli import main
 from etloom.cli.run_arguments import RunOptions
-from etloom.cli.ui import PageServer, RunPages
+from etloom.cli.ui import PageServer, RunPages, open_job
+from etloom.core.errors import EtloomError
 from support import small_traces
 from support.examples import examples
 
@@ -125,6 +129,12 @@ def test_wrong_questions_are_one_line(server: PageServer) -> None:
         assert status == 400 and problem in text and "\n" not in text and "internal" not in text, text
 
 
+def test_ids_that_no_event_has_are_ignored(server: PageServer) -> None:
+    for number in (-1, 1 << 32, 10**17):
+        assert request(server, f"slice?rank=0&from=0&to=1&cells=1&rows=0.0.1&ids={number}")[0] == 200
+        assert request(server, f"event?rank=0&id={number}&number=1")[:2] == (200, "null")
+
+
 ARGUMENTS = ("rank", "from", "to", "rows", "cells", "ids", "q", "number", "id", "by")
 VALUES = st.integers(-(2**70), 2**70).map(str) | st.sampled_from(
     [
@@ -170,6 +180,66 @@ def test_the_runs_of_a_store_are_listed_and_opened(tmp_path: Path, run: Path) ->
         for address in ("three/", "ready", "run=one/", "one/two/", "..%2fone/", "../one/"):
             assert request(server, address)[0] == 400, address
         server.shutdown()
+
+
+def write_named(folder: Path, name: str, count: int = 1) -> Path:
+    folder.mkdir(exist_ok=True)
+    row = {"ph": "X", "cat": "cpu_op", "name": name, "dur": 5, "pid": 1, "tid": 1}
+    rows = [row | {"ts": 100 * number} for number in range(count)]
+    folder.joinpath("rank0.json").write_text(
+        json.dumps({"distributedInfo": {"rank": 0}, "schemaVersion": 1, "traceEvents": rows})
+    )
+    return folder
+
+
+def test_a_store_that_changes_is_read_again(tmp_path: Path) -> None:
+    store, arguments = tmp_path / "store", {"rank": "0", "q": "gemm"}
+
+    def add(name: str, count: int) -> None:
+        shutil.rmtree(store / f"run={name}", ignore_errors=True)
+        etloom.store_add(write_named(tmp_path / f"{name}{count}", "gemm", count), to=store, name=name)
+
+    add("one", 1)
+    pages = RunPages(store, RunOptions(cache=False))
+    assert b'"events":1' in pages.answer(["search"], arguments)[1]
+    assert b'href="one/"' not in pages.answer([""], {})[1]
+    add("two", 2)
+    assert b'href="two/"' in pages.answer([""], {})[1]
+    assert b'"events":1' in pages.answer(["search"], arguments)[1]  # of the page that is still open
+    assert b'"events":2' in pages.answer(["two", "search"], arguments)[1]
+    add("two", 3)
+    assert b'"events":3' in pages.answer(["two", "search"], arguments)[1]
+    shutil.rmtree(store / "run=two")
+    with pytest.raises(EtloomError, match="unknown run 'two'"):
+        pages.answer(["two", "search"], arguments)
+    assert b'"events":1' in pages.answer(["one", "search"], arguments)[1]
+
+
+def test_a_run_that_opens_slowly_does_not_hold_up_others(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        etloom.store_add(run, to=tmp_path / "store", name=name)
+    pages = RunPages(tmp_path / "store", RunOptions(cache=False))
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def open_slowly(folder: Path, *arguments: Any, **options: Any) -> Any:
+        if folder.name == "run=one":
+            has_begun.set()
+            assert may_end.wait(60)
+        return open_job(folder, *arguments, **options)
+
+    monkeypatch.setattr("etloom.cli.ui.open_job", open_slowly)
+    question = {"rank": "0", "q": "gemm"}
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(pages.answer, ["one", "search"], question)
+        assert has_begun.wait(60)
+        try:
+            assert pool.submit(pages.answer, ["two", "search"], question).result(60)[1]
+            assert not slow.done()
+        finally:
+            may_end.set()
+        assert slow.result(60)[1] == b'{"events":1,"time":600000}'
 
 
 def test_a_port_in_use_and_a_missing_run_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,34 @@ def test_a_card_of_the_run_is_kept(tmp_path: Path) -> None:
     assert read_card(tmp_path / "run.ccl-bench") == yaml.safe_load(CARD)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"ranks": {"a": 1}},
+        {"ranks": 5, "world_size": "2", "ended": ["x"], "command": 1},
+        {"ranks": [1, {"x": 1}, {"rank": [1]}]},
+        *(
+            {"ranks": [{name: value}]}
+            for name, value in {"model": 5, "groups": [3], "host": {"a": 1}}.items()
+        ),
+        *(
+            {"ranks": [{"model": model}]}
+            for model in ({"parallel": 5}, {"batch_of_rank": "x"}, {"dtype": []})
+        ),
+    ],
+)
+def test_facts_of_the_wrong_type_are_ignored(damage: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copytree(RUNS / "ddp_2", tmp_path / "run")
+    recorded = json.loads((RUNS / "ddp_2" / "run.json").read_text())
+    if isinstance(ranks := damage.get("ranks"), list) and len(ranks) == 1:
+        damage = {"ranks": [recorded["ranks"][0] | ranks[0], recorded["ranks"][1]]}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(recorded | damage))
+    etloom.export(tmp_path / "run", tmp_path / "run.ccl-bench")
+    card = read_card(tmp_path / "run.ccl-bench")
+    assert card["workload"]["hardware"]["xpu_spec"]["total_count"] == 2
+    assert card["Model-executor"]["model_plan_parallelization"]["dp_replicate"] == 2
+
+
 def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "run.ccl-bench"
     for _ in range(2):

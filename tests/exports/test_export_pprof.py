@@ -42,7 +42,7 @@ def decode(path: Path) -> tuple[list[tuple[str, str]], Counter[tuple[int, str, i
     sums: Counter[tuple[int, str, int]] = Counter()
     for sample in profile.sample:
         assert all(texts[label.key] == "rank" for label in sample.label)
-        rank = sample.label[0].num if sample.label else 0
+        rank = int(texts[sample.label[0].str]) if sample.label else 0
         for place, value in enumerate(sample.value):
             sums[rank, ";".join(places[number] for number in reversed(sample.location_id)), place] += value
     return [(texts[kind.type], texts[kind.unit]) for kind in profile.sample_type], +sums
@@ -71,7 +71,9 @@ def test_on_the_command_line(data: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["export", str(data / "simple_add"), "--to", "pprof", "--out", str(out)])
     assert result.exit_code == 0, result.output
     profile = Profile.FromString(gzip.decompress(out.read_bytes()))
-    assert profile.duration_nanos > 0 and len(profile.sample) > 10
+    events = etloom.open(data / "simple_add", use_cache=False)[0].events
+    assert profile.duration_nanos == (events["ts"] + events["dur"].fill_null(0)).max() - events["ts"].min()
+    assert len(profile.sample) > 10
 
 
 def test_a_run_without_stacks_is_refused(tmp_path: Path) -> None:

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
 import etloom
 from etloom.cli import app
+from etloom.core.errors import ReadError
 from etloom.exports.chakra_lint.lint_codes import KINETO_CODES
-from fuzzing.seeds import gpu_document
+from etloom.exports.kineto_lint import _find_running_kernels
+from fuzzing.seeds import SEEDS, gpu_document
 
 torch_rules = pytest.importorskip("torch.profiler._trace_validator", reason="torch 2.13 has it first")
 RULES = {
@@ -98,6 +101,75 @@ def test_damaged_traces(tmp_path: Path) -> None:
         path.write_text(json.dumps(document))
         found += compare(path)
     assert set(found) == set(KINETO_CODES)
+
+
+def kernel_row(start: int, length: int, name: str | None = "k") -> dict[str, Any]:
+    args = {"External id": 3, "stream": 7, "device": 0}
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "ts": start,
+        "dur": length,
+        "pid": 0,
+        "tid": 7,
+        "args": args,
+    }
+
+
+LAUNCH = {
+    "ph": "X",
+    "cat": "cuda_runtime",
+    "name": "cudaLaunchKernel",
+    "ts": 10,
+    "dur": 1,
+    "pid": 1,
+    "tid": 1,
+}
+LAUNCH |= {"args": {"External id": 3}}
+
+
+def write_trace(path: Path, rank: int, rows: list[dict[str, Any]]) -> Path:
+    document = {"distributedInfo": {"rank": rank}, "schemaVersion": 1, "traceEvents": rows}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_files_that_state_the_same_rank_keep_their_findings(tmp_path: Path) -> None:
+    rows = {"a": kernel_row(5, 5), "b": kernel_row(20, 5), "c": kernel_row(6, 5, None)}
+    files = [write_trace(tmp_path / f"{name}.json", 1, [row, LAUNCH]) for name, row in rows.items()]
+    result = etloom.lint(*files)
+    assert list(result.files.values()) == files
+    assert [(result.files[finding.rank].stem, finding.example) for finding in result.findings] == [
+        ("a", "k starts 5.0 us before its launch"),
+        ("c", "(no name) starts 4.0 us before its launch"),
+    ]
+    assert "(c.json): kernel-before-launch" in CliRunner().invoke(app, ["lint", *map(str, files)]).stdout
+
+
+def test_running_kernels_are_counted_without_listing_pairs(tmp_path: Path) -> None:
+    rows = [kernel_row(row, 1000) for row in range(200)]
+    rows += [
+        row
+        | {"cat": "cuda_sync", "name": "Stream Sync", "args": row["args"] | {"cuda_sync_kind": "Stream Sync"}}
+        for row in (kernel_row(4 * row + 1, 1) for row in range(320))
+    ]
+    for number, row in enumerate(rows):
+        row["args"] = row["args"] | {"correlation": number, "External id": number}
+    assert compare(write_trace(tmp_path / "trace.json", 0, rows))["kernel-beyond-sync"] > 5000
+    events = etloom.open(tmp_path / "trace.json", use_cache=False)[0]
+    waits = events.syncs.select("record_correlation", "kind", id="event")
+    waits = waits.join(events.events, on="id").with_columns(pl.col("kind", "cat", "name").cast(pl.String))
+    assert _find_running_kernels(waits, events.events).height == 300
+
+
+def test_a_mixture_with_chakra_is_refused(tmp_path: Path) -> None:
+    SEEDS["chakra"].write(tmp_path)
+    assert etloom.lint(tmp_path).verdict is not None
+    path = write_trace(tmp_path / "trace.json", 0, [LAUNCH])
+    for paths in ([tmp_path], [path, tmp_path / "missing.et"]):
+        with pytest.raises(ReadError, match=r"is not a trace of Kineto, but .*trace\.json is"):
+            etloom.lint(*paths)
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda document: json.dumps(document["traceEvents"])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -182,6 +183,23 @@ def test_any_trace_is_answered(trace: Trace) -> None:
     for event in trace.events["id"].drop_nulls().head(3):
         ids = unpack(gzip.compress(index.pack(part._replace(rows=[]), 10, ids=[event])))["id"]
         assert event in ids or trace.events.filter(id=event)["ts"].item() is None
+
+
+def test_sums_by_track_need_no_room_for_names_of_other_tracks() -> None:
+    events = [kernel_row(f"name {row}", 10 * row, 5, stream=row % 300) for row in range(3000)]
+    index = TimelineIndex(link_events(events), 0, 0)
+    part = Part(0, 10**9, list_rows(index))
+    assert len(part.rows) == 300
+    tracemalloc.start()
+    try:
+        found = index.sum_names(part, by_track=True)
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000  # a table of all tracks and names has 14 MB
+    finally:
+        tracemalloc.stop()
+    assert len({track for _, track, _, _ in found}) == 300
+    assert {(name, count, time) for name, _, count, time in found} == {
+        (f"name {row}", 1, 5) for row in range(3000)
+    }
 
 
 def test_the_index_does_not_depend_on_the_order_of_questions() -> None:

@@ -54,7 +54,9 @@ def lint(
         write_text(_format_json(result, rows), None)
     else:
         count = len(result.files)
-        texts = [_format_problem(row) for row in rows] or [f"no problems in {count_noun(count, 'file')}"]
+        texts = [_format_problem(row, result) for row in rows] or [
+            f"no problems in {count_noun(count, 'file')}"
+        ]
         texts += [_format_verdict(result)] if result.verdict else []
         write_text(
             "\n".join(make_printable(line) for text in texts for line in text.split("\n")) + "\n", None
@@ -91,11 +93,13 @@ def _format_verdict(result: LintResult) -> str:
     )
 
 
-def _format_problem(row: dict[str, Any]) -> str:
+def _format_problem(row: dict[str, Any], result: LintResult) -> str:
+    rank = row["rank"]
+    file = "" if result.verdict else f" ({result.files[rank].name})"
     node = "" if row["node"] is None else f"node {row['node']}, "
     times = "" if row["count"] == 1 else f", {row['count']:,} times"
     example = " ".join(row["example"].split())
     return (
-        f"{row['severity']}: rank {row['rank']}: {row['code']}{times} ({node}{example})\n"
+        f"{row['severity']}: rank {rank}{file}: {row['code']}{times} ({node}{example})\n"
         f"    {row['meaning']}: {row['remedy']}"
     )

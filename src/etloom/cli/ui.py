@@ -93,11 +93,13 @@ class RunPages:
 
     def __init__(self, path: Path, options: RunOptions) -> None:
         self._path, self._options = path, options
-        self._stored = _list_stored_runs(path)
-        self._opened: OrderedDict[str, ServedRun] = OrderedDict()
+        self._opened: OrderedDict[str, tuple[ServedRun, tuple[int, ...]]] = OrderedDict()
         self._lock = threading.Lock()
-        if not self._stored:
-            self._open("")
+        self._locks: dict[str, threading.Lock] = {}
+        self._only = ""
+        if len(names := _list_names(path)) == 1:
+            self._only = names[0]
+            self._open(self._only)
 
     def answer(self, place: Sequence[str], arguments: Mapping[str, str]) -> tuple[str, bytes]:
         """Return the type and the content of the answer to a request.
@@ -110,13 +112,13 @@ class RunPages:
         Raises:
             EtloomError: the address is wrong, or the run cannot be read.
         """
-        *names, question = place
-        name = "/".join(names)
-        if name not in (self._stored or [""]):
-            if name or question:
-                raise EtloomError(f"unknown run {name!r}")
-            return _HTML, _render_store(self._path).encode()
-        run = self._open(name)
+        *parts, question = place
+        name = "/".join(parts)
+        if not (name or question):
+            if len(names := _list_names(self._path)) > 1:
+                return _HTML, _render_store(self._path).encode()
+            self._only = names[0]
+        run = self._open(name or self._only)
         if not question:
             return _HTML, run.render().encode()
         content = run.answer(question, arguments)
@@ -125,32 +127,58 @@ class RunPages:
         return "application/json", content.encode()
 
     def _open(self, name: str) -> ServedRun:
-        """Return the opened run with a name of the store; an empty name stands for the only run."""
-        from etloom.formats.parquet.store_layout import run_folder
+        """Return the opened run with a name of the store; an empty name stands for the only run.
+
+        A run that has been replaced since is opened again.
+        """
         from etloom.reports.served_run import ServedRun
 
+        folder = _find_folder(self._path, name)
         with self._lock:
-            if name not in self._opened:
-                folder = run_folder(self._path, name) if name else self._path
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            version = _read_version(folder)
+            run, opened = self._opened.get(name, (None, ()))
+            if run is None or opened != version:
                 job = open_job(folder, self._options, for_report=True)
                 check_readable(job, folder)
-                run = self._opened[name] = ServedRun(job)
+                run = ServedRun(job)
                 for rank in run.list_first_ranks():
                     run.open_rank(rank)
                 threading.Thread(target=run.summarize, daemon=True).start()
+            with self._lock:
+                self._opened[name] = run, version
+                self._opened.move_to_end(name)
                 if len(self._opened) > MAX_OPEN_RUNS:
                     self._opened.popitem(last=False)
-            self._opened.move_to_end(name)
-            return self._opened[name]
+            return run
 
 
-def _list_stored_runs(path: Path) -> list[str]:
-    """Return the names of the runs of a store; none for a run, and for a store of one run, which stands for it."""
-    import etloom
-    from etloom.formats.parquet.store_layout import is_store
+def _list_names(path: Path) -> list[str]:
+    """Return the names of the runs of a store; an empty one for a run, and for a store without runs."""
+    from etloom.formats.parquet.store_layout import is_store, list_runs
 
-    names = etloom.store_list(path)["run"].to_list() if is_store(path) else []
-    return names if len(names) > 1 else []
+    return (list_runs(path) if is_store(path) else []) or [""]
+
+
+def _find_folder(path: Path, name: str) -> Path:
+    """Return the folder of a run of a store, or the run itself. Raises EtloomError if there is no such run."""
+    from etloom.formats.parquet.store_layout import check_name, is_store, is_stored_run, run_folder
+
+    if not name and (not is_store(path) or _list_names(path) == [""]):
+        return path
+    if not is_store(path) or not name or not is_stored_run(folder := run_folder(path, check_name(name))):
+        raise EtloomError(f"unknown run {name!r}")
+    return folder
+
+
+def _read_version(folder: Path) -> tuple[int, ...]:
+    """Return what changes when a stored run is replaced; nothing for a folder of traces."""
+    try:
+        facts = (folder / "meta.json").stat()
+    except OSError:
+        return ()
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino
 
 
 def _render_store(path: Path) -> str:

@@ -109,6 +109,9 @@ _RUN_FIELDS: dict[str, Check] = {
     "command": _list_check(_is_text),
     "host": _is_text,
     "returncode": _integer_between(-(1 << 31), 1 << 32),
+    "ended": _is_text,
+    "world_size": _is_rank_count,
+    "ranks": _type_check(list),
 }
 
 

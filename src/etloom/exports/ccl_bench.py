@@ -21,6 +21,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.answers import answer
+from etloom.collector.record_validation import is_shallow, validate_rank_facts, validate_run_facts
 from etloom.collector.workload_card import build_card, format_yaml
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
@@ -66,8 +67,10 @@ def _list_trace_files(rank: int, trace: Trace) -> list[str]:
 
 def _build_card(name: str, job: Job, files: list[list[str]]) -> dict[str, Any]:
     """Return a card from the run.json of a run, and from the traces where it says nothing."""
-    recorded: dict[str, Any] = job.meta.get("run") or {}
-    facts_by_rank = {facts["rank"]: facts for facts in recorded.get("ranks") or ()}
+    run = job.meta.get("run")
+    recorded = validate_run_facts(run if is_shallow(run) else None)
+    valid = [validate_rank_facts(facts) for facts in recorded.get("ranks") or () if isinstance(facts, dict)]
+    facts_by_rank = {facts["rank"]: facts for facts in valid if facts}
     ranks = []
     for (rank, trace), rank_files in zip(job.items(), files, strict=True):
         stated = {key: value for key, value in facts_by_rank.get(rank, {}).items() if value}

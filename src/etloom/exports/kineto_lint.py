@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from etloom import formats
+from etloom.core.errors import ReadError
 from etloom.core.trace import Job, Trace
 from etloom.exports.chakra_lint.lint_codes import FindingCollector, LintResult
 
@@ -32,20 +34,43 @@ _FACTS = {
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the Kineto traces among the files ``paths``, and in folders among them."""
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    return [file for file in files if file.is_file() and formats.detect_format(file) == _FORMAT]
+    """Return the Kineto traces among the files ``paths``, and in folders among them.
+
+    Raises:
+        ReadError: a folder also contains Chakra traces, or ``paths`` also has files that are not of Kineto.
+    """
+    named = list(paths)
+    files = [file for path in named for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    format_by_file = {file: formats.detect_format(file) if file.is_file() else None for file in files}
+    found = [file for file, name in format_by_file.items() if name == _FORMAT]
+    others = [
+        file
+        for file, name in format_by_file.items()
+        if name == "chakra" or (name != _FORMAT and file in named)
+    ]
+    if found and others:
+        raise ReadError(
+            f"is not a trace of Kineto, but {found[0]} is",
+            where=others[0],
+            remedy="check one format at a time",
+        )
+    return found
 
 
 def lint_files(files: list[Path]) -> LintResult:
-    """Return the findings of Kineto traces; a file that states no rank has its place among the files."""
+    """Return the findings of Kineto traces.
+
+    A trace that states no rank has its place among the files; if that number, or the stated one, belongs to a trace
+    before it, it has the next free one.
+    """
     findings = FindingCollector()
     path_by_rank: dict[int, Path] = {}
     for number, file in enumerate(files):
         content = formats.read(file, _FORMAT)
         for trace in content.values() if isinstance(content, Job) else [content]:
-            rank = trace.rank
-            rank = number if rank is None or rank in path_by_rank else rank
+            rank = number if trace.rank is None else trace.rank
+            while rank in path_by_rank:
+                rank += 1
             path_by_rank[rank] = file
             _check_trace(findings, rank, trace)
     return LintResult(path_by_rank, findings.sorted_findings())
@@ -54,7 +79,7 @@ def lint_files(files: list[Path]) -> LintResult:
 def _check_trace(findings: FindingCollector, rank: int, trace: Trace) -> None:
     columns = ("id", "ts", "dur", "device", "stream", "correlation", "external_id", "seq_id")
     events = trace.events.filter(pl.col("ph").cast(pl.String) == "X").select(
-        *columns, pl.col("cat", "name").cast(pl.String)
+        *columns, pl.col("cat").cast(pl.String), pl.col("name").cast(pl.String).fill_null("(no name)")
     )
     waits = trace.syncs.select("record_correlation", id="event", kind=pl.col("kind").cast(pl.String))
     waits = waits.join(events, on="id", maintain_order="left")
@@ -67,8 +92,8 @@ def _check_trace(findings: FindingCollector, rank: int, trace: Trace) -> None:
         ("incomplete-collective", _find_incomplete_collectives(events, comms)),
         ("shared-sequence-number", _find_shared_numbers(events)),
     ):
-        for number, example in rows.select("id", "example").iter_rows():
-            findings.add(rank, code, number, example)
+        for found in rows.select("id", "example", "^count$").iter_rows():
+            findings.add(rank, code, *found)
 
 
 def _find_early_kernels(events: pl.DataFrame) -> pl.DataFrame:
@@ -93,24 +118,29 @@ def _find_waits_without_record(waits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _find_running_kernels(waits: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Return each pair of a synchronization of a stream and a kernel of that stream which runs when it starts."""
-    syncs = waits.filter(pl.col("kind") == _STREAM_SYNC, pl.col("cat") == "cuda_sync").sort("ts")
+    """Return each synchronization of a stream that starts while kernels of it run: how many, and the last to end."""
+    syncs = waits.filter(pl.col("kind") == _STREAM_SYNC, pl.col("cat") == "cuda_sync")
     kernels = events.filter(pl.col("cat") == "kernel").select(
-        "device", "stream", start="ts", end=pl.col("ts") + pl.col("dur").fill_null(0), kernel="name"
+        "device", "stream", start="ts", end=pl.col("ts") + pl.col("dur").fill_null(0).clip(0), kernel="name"
     )
-    pairs = [
-        part.join_where(
-            kernels.filter(device=device, stream=stream).drop("device", "stream"),
-            pl.col("start") < pl.col("ts"),
-            pl.col("ts") < pl.col("end"),
+    by_stream = kernels.drop_nulls().sort("start").partition_by("device", "stream", as_dict=True)
+    found = [syncs.select("id", "ts", "stream", count="id", end="ts", kernel="name").clear()]
+    for key, part in syncs.drop_nulls(["device", "stream", "ts"]).group_by(
+        "device", "stream", maintain_order=True
+    ):
+        if (running := by_stream.get(key)) is None:
+            continue
+        times, ends = part["ts"].to_numpy(), running["end"].to_numpy()
+        begun = np.searchsorted(running["start"].to_numpy(), times)
+        counts = begun - np.searchsorted(np.sort(ends), times, side="right")
+        is_last = ends == np.maximum.accumulate(ends)
+        lasts = np.maximum.accumulate(np.where(is_last, np.arange(ends.size), 0))[begun[counts > 0] - 1]
+        rows = part.filter(pl.Series(counts > 0)).select("id", "ts", "stream")
+        found.append(
+            rows.with_columns(pl.Series("count", counts[counts > 0]), *running[lasts].select("end", "kernel"))
         )
-        for (device, stream), part in syncs.drop_nulls(["device", "stream"]).group_by(
-            "device", "stream", maintain_order=True
-        )
-    ]
-    rows = pl.concat(pairs) if pairs else syncs.with_columns(end="ts", kernel="name").clear()
     microseconds = (pl.col("end") - pl.col("ts")) / 1000
-    return rows.with_columns(
+    return pl.concat(found, how="vertical_relaxed").with_columns(
         example=pl.format("{} runs {} us longer, on stream {}", "kernel", microseconds, "stream")
     )
 

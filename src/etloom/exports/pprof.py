@@ -50,8 +50,10 @@ def write(
         raise EtloomError(
             "the trace contains no events of threads, from which call stacks are made", where=path
         )
-    times = pl.concat([part.events["ts"] for part in traces.values()]).drop_nulls().to_numpy()
-    start, end = (int(times.min()), int(times.max())) if times.size else (0, 0)
+    times = pl.concat([part.events.select("ts", "dur") for part in traces.values()]).drop_nulls("ts")
+    start, end = times.select(pl.col("ts").min(), end=(pl.col("ts") + pl.col("dur").fill_null(0)).max()).row(
+        0
+    )
     is_absolute = all(part.meta.get("clock") == "epoch" for part in traces.values())
     content = profile.encode(start if is_absolute else 0, end - start)
     with open_atomic(Path(path)) as file:
@@ -74,7 +76,8 @@ class _Profile:
         for (rank, stack), values in self.samples.items():
             # Locations begin with the innermost call.
             places = [functions.setdefault(name, len(functions) + 1) for name in reversed(stack)]
-            label = b"" if rank is None else encode_field(3, _integers({1: texts["rank"], 3: rank}))
+            number = 0 if rank is None else texts.setdefault(str(rank), len(texts))
+            label = b"" if rank is None else encode_field(3, _integers({1: texts["rank"], 2: number}))
             samples.append(encode_field(_SAMPLE, _pack(1, places) + _pack(2, values) + label))
         types = [
             encode_field(_SAMPLE_TYPE, _integers({1: texts[time], 2: texts["nanoseconds"]}))

@@ -45,8 +45,9 @@ class ServedTimeline extends Timeline {
   update(rank) {
     const shown = this.listRows(rank, 0);
     if (!shown.length || rank.pending || this.covers(rank, shown)) return;
-    rank.pending = true; // for ever, if the server does not answer
-    this.load(rank, this.describeView(rank)).then(() => { rank.pending = false; this.schedule(); }, reportFailure);
+    rank.pending = true;
+    const loaded = this.load(rank, this.describeView(rank)).finally(() => { rank.pending = false; });
+    loaded.then(() => this.schedule(), reportFailure); // after a failure, the next movement asks again
   }
 
   covers(rank, shown) {

@@ -30,6 +30,7 @@ MAX_DRAWN_RUNS = 500
 """Runs of a store in the chart of their steps, the last ones."""
 MAX_CELLS = 20_000
 MAX_IDS, MAX_QUERY = 10, 1_000
+_IDS = range(1 << 32)
 MAX_FIRST_EVENTS = 10_000_000
 """Events of the ranks that are prepared before the page opens, if the first rank does not have more."""
 _ROWS = re.compile(r"(?:\d{1,6}\.\d{1,3}\.\d{1,3}(?:_|$))*", re.ASCII)
@@ -146,6 +147,7 @@ class ServedRun:
         index = self._open(arguments)
         cells = min(max(_read_number(arguments, "cells"), 1), MAX_CELLS)
         ids = [int(number) for number in arguments.get("ids", "").split(".") if _NUMBER.fullmatch(number)]
+        ids = [number for number in ids if number in _IDS]
         return index.pack(_read_part(arguments), cells, _read_query(arguments), ids[:MAX_IDS])
 
     def _sum_names(self, arguments: Mapping[str, str]) -> Any:
@@ -163,7 +165,8 @@ class ServedRun:
         index, number = self._open(arguments), _read_number(arguments, "number")
         if "q" in arguments:
             return index.find_match(_read_query(arguments), number)
-        return index.find_neighbor(_read_number(arguments, "id"), number)
+        event = _read_number(arguments, "id")
+        return index.find_neighbor(event, number) if event in _IDS else None
 
     def _open(self, arguments: Mapping[str, str]) -> TimelineIndex:
         return self.open_rank(_read_number(arguments, "rank"))

@@ -136,20 +136,17 @@ class TimelineIndex:
 
     def sum_names(self, part: Part, *, by_track: bool) -> list[tuple[str, int, int, int]]:
         """Return (name, track or -1, count, ns inside) of the events of a part, as the statistics of the page."""
-        size, count = len(self._names), len(self._headers) if by_track else 1
-        counts, sums = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
+        size = len(self._names)
+        keys, sums = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for track, rows, times in self._clip(part):
-            codes, place = self._codes[rows], track if by_track else 0
-            counts[place] += np.bincount(codes, minlength=size)
-            sums[place] += np.bincount(codes, times, minlength=size).astype(np.int64)
+            keys.append(self._codes[rows] + np.int64(track * size if by_track else 0))
+            sums.append(times)
+        pairs, places, counts = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)
+        totals = np.zeros(pairs.size, np.int64)
+        np.add.at(totals, places, np.concatenate(sums))
         return [
-            (
-                self._names[code],
-                int(track) if by_track else -1,
-                int(counts[track, code]),
-                int(sums[track, code]),
-            )
-            for track, code in np.argwhere(counts)
+            (self._names[key % size], key // size if by_track else -1, count, total)
+            for key, count, total in zip(pairs.tolist(), counts.tolist(), totals.tolist(), strict=True)
         ]
 
     def sum_calls(self, part: Part) -> list[tuple[int, str, int, int, int]]:

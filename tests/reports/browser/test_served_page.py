@@ -57,6 +57,28 @@ def both(show: Open, serve: Open, data: Path, multirank: Job) -> tuple[Any, Any]
     return show(multirank), serve(data / "hta_multirank")
 
 
+FAIL_ONCE = """() => {
+  const { timeline } = etloom;
+  const ask = timeline.ask.bind(timeline);
+  timeline.ask = async (question, ...others) => {
+    if (question !== "slice") return ask(question, ...others);
+    timeline.ask = ask;
+    throw new Error("lost");
+  };
+}"""
+
+
+def test_after_a_failed_slice_the_next_movement_asks_again(serve: Open, data: Path) -> None:
+    page = serve(data / "hta_multirank")
+    wait_until_loaded(page)
+    start, end = page.evaluate(VIEW)[:2]
+    page.evaluate(FAIL_ONCE)
+    page.evaluate("([from, to]) => etloom.timeline.setView(from, to)", [start, start + (end - start) / 50])
+    page.wait_for_function("() => document.getElementById('status').textContent === 'lost'")
+    move_to(page, start, start + (end - start) / 60)
+    assert page.evaluate(LOADED)
+
+
 @pytest.mark.slow
 def test_a_view_is_the_same_from_a_server_and_in_a_file(both: tuple[Any, Any], multirank: Job) -> None:
     file, served = both

@@ -7,7 +7,7 @@ but its result may not be what was intended.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -359,11 +359,20 @@ class FindingCollector:
     """Collects the occurrences of lint codes by rank and code."""
 
     def __init__(self) -> None:
-        self._occurrences: dict[tuple[int, str], list[tuple[int | None, str]]] = {}
+        self._found: dict[tuple[int, str], LintFinding] = {}
         self.effects: dict[int, dict[int, str]] = {}
         """Rank -> node id -> the strongest effect (see `NODE_EFFECTS`) of its findings."""
 
-    def add(self, rank: int, code: str, node: int | None, example: str, *, effect: str | None = None) -> None:
+    def add(
+        self,
+        rank: int,
+        code: str,
+        node: int | None,
+        example: str,
+        count: int = 1,
+        *,
+        effect: str | None = None,
+    ) -> None:
         """Record an occurrence of a lint code in a rank's file; the first occurrence becomes the example.
 
         Args:
@@ -371,9 +380,11 @@ class FindingCollector:
             code: Key of `LINT_CODES`.
             node: Node id; None where it concerns the whole file.
             example: Description of the occurrence.
+            count: Occurrences that it stands for.
             effect: What the node does to ASTRA-sim; default: `NODE_EFFECTS`.
         """
-        self._occurrences.setdefault((rank, code), []).append((node, example))
+        first = self._found.setdefault((rank, code), LintFinding(rank, code, 0, node, example))
+        self._found[rank, code] = replace(first, count=first.count + count)
         effect = effect or NODE_EFFECTS.get(code)
         if node is not None and effect in (ABORT, RAISE, HANG):
             effects = self.effects.setdefault(rank, {})
@@ -381,21 +392,18 @@ class FindingCollector:
 
     def has_code(self, codes: Collection[str]) -> bool:
         """Return whether an occurrence of one of several lint codes was recorded."""
-        return any(code in codes for _, code in self._occurrences)
+        return any(code in codes for _, code in self._found)
 
     def has_errors(self) -> bool:
         """Return whether an occurrence with the severity "error" was recorded."""
-        return any(LINT_CODES[code].severity == ERROR for _, code in self._occurrences)
+        return any(LINT_CODES[code].severity == ERROR for _, code in self._found)
 
     def sorted_findings(self) -> list[LintFinding]:
         """Return the findings: errors first, then by rank, then in the order of `LINT_CODES`."""
         order = list(LINT_CODES)
-        findings = [
-            LintFinding(rank, code, len(occurrences), *occurrences[0])
-            for (rank, code), occurrences in self._occurrences.items()
-        ]
         return sorted(
-            findings, key=lambda finding: (finding.severity, finding.rank, order.index(finding.code))
+            self._found.values(),
+            key=lambda finding: (finding.severity, finding.rank, order.index(finding.code)),
         )
 
 
