@@ -18,11 +18,11 @@ import etloom
 from etloom import cli
 
 torch = pytest.importorskip("torch")
-from etloom.replayer.compute import compute_options  # noqa: E402
-from etloom.replayer.compute.compute_options import TIME_LIMIT_REACHED, Stopped, TrialProgress  # noqa: E402
+from etloom.replayer.compute import progress  # noqa: E402
 from etloom.replayer.compute.memory_limits import WORKING_OVERHEAD, estimate_memory, memory_limit  # noqa: E402
 from etloom.replayer.compute.operator_replay import ComputeReplay  # noqa: E402
 from etloom.replayer.compute.program import build_program  # noqa: E402
+from etloom.replayer.compute.progress import TIME_LIMIT_REACHED, Stopped, TrialProgress  # noqa: E402
 from support.replays import et_tensor, operator_node, read_nodes, relu_node, replay_trace  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -213,7 +213,7 @@ def test_the_remaining_time_is_estimated_from_similar_operators(
         )
     )
     now = 0.0
-    monkeypatch.setattr(compute_options.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     steps = TrialProgress(build_program(read_nodes(tmp_path, *nodes)).steps, deadline=10)
     assert steps.remaining_s() == 0
     steps.begin_next()

@@ -211,10 +211,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("etloom-comms-replay", lambda: replay(args))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 # The flags of PARAM's communication replay: of comm_replay, and of commsTraceReplay, its predecessor.
 #
 # Names, aliases and defaults are PARAM's. `IGNORED_FLAGS` and `IGNORED_SWITCHES` list those without an effect here,
@@ -419,3 +415,7 @@ def _parse_collectives(text: str) -> tuple[str, ...]:
     if not collectives:
         raise argparse.ArgumentTypeError(f"{text!r} selects nothing to replay")
     return tuple(sorted(collectives))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

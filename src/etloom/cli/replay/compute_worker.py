@@ -32,10 +32,10 @@ def work(request: Mapping[str, Any]) -> None:
     job = etloom.open(request["path"])
     trace = _select_trace(job, request)
     # A wrong input is reported before torch is imported.
-    from etloom.replayer.compute.compute_options import INTERRUPTED as STOPPED_BY_USER
     from etloom.replayer.compute.compute_options import ComputeHooks, ComputeOptions
     from etloom.replayer.compute.isolation import connect_to_parent
     from etloom.replayer.compute.operator_replay import replay_operators
+    from etloom.replayer.compute.progress import INTERRUPTED as STOPPED_BY_USER
     from etloom.replayer.compute.saved_tensors import resources_folder
 
     report, skip = connect_to_parent()

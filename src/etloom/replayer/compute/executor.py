@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from etloom.core.errors import EtloomError
 from etloom.replayer.compute import operators, tensor_initialization
-from etloom.replayer.compute.compute_options import INTERRUPTED, NOT_TRIED, Stopped
 from etloom.replayer.compute.program import Program
 from etloom.replayer.compute.program_steps import DTYPES, ProgramStep, TensorView, convert_value
+from etloom.replayer.compute.progress import INTERRUPTED, NOT_TRIED, Stopped
 from etloom.replayer.compute.saved_tensors import SavedTensors
 
 _RETURNS_NUMBER = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})

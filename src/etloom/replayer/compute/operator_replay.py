@@ -18,15 +18,8 @@ from etloom.core.intervals import Intervals
 from etloom.core.text import count_noun
 from etloom.core.trace import Trace
 from etloom.replayer.compute import memory_limits
-from etloom.replayer.compute.compute_options import (
-    DEVICES,
-    INTERRUPTED,
-    NOT_TRIED,
-    TIME_LIMIT_REACHED,
-    ComputeHooks,
-    ComputeOptions,
-    TrialProgress,
-)
+from etloom.replayer.compute.compute_options import DEVICES, ComputeHooks, ComputeOptions
+from etloom.replayer.compute.progress import INTERRUPTED, NOT_TRIED, TIME_LIMIT_REACHED, TrialProgress
 from etloom.timeline.activity import has_device_events
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch.autograd.profiler import profile, record_function
 from etloom import formats, linker
 from etloom.core.steps import STEP_PREFIX, format_step
 from etloom.core.trace import Trace
-from etloom.replayer.compute.compute_options import NOT_TRIED
 from etloom.replayer.compute.executor import Executor
+from etloom.replayer.compute.progress import NOT_TRIED
 from etloom.timeline.activity import find_step_nodes, find_steps
 
 
