@@ -72,6 +72,9 @@ def lint_files(files: list[Path]) -> LintResult:
             while rank in path_by_rank:
                 rank += 1
             path_by_rank[rank] = file
+            for name, severity, count, example in trace.stats.iter_rows():
+                if severity != "info":
+                    findings.add(rank, "reading-problem", None, f"{name}: {example}", count)
             _check_trace(findings, rank, trace)
     return LintResult(path_by_rank, findings.sorted_findings())
 

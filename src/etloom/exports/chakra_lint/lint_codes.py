@@ -287,6 +287,11 @@ LOAD_ABORT_CODES = frozenset(
 REPLAY_ABORT_CODES = LOAD_ABORT_CODES | {"metadata-node", "unknown-node-type"}
 """Findings at which it ends even in its replay-only mode."""
 KINETO_CODES = {
+    "reading-problem": LintCode(
+        ERROR,
+        "a part of the file is missing, damaged or invalid, and was left out or repaired when it was read",
+        "etloom info FILE lists each problem with its remedy; record again",
+    ),
     "kernel-before-launch": LintCode(
         ERROR,
         "a kernel starts before the call that launched it, so clocks of host and GPU differ",
