@@ -35,7 +35,7 @@ def export(
     ] = None,
     run: RunOptions,
 ) -> None:
-    """Write the linked traces of a run in another format: perfetto (its own format), chrome (JSON), parquet, chakra (for
+    """Write the linked traces of a run in another format: perfetto (its own), chrome (JSON), parquet, chakra (for
     ASTRA-sim, one file per rank), etplus, folded (call stacks for flame graphs), pprof, ccl-bench (traces, card).
 
     Examples:
