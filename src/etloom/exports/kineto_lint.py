@@ -42,19 +42,19 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
     named = list(paths)
     files = [file for path in named for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     format_by_file = {file: formats.detect_format(file) if file.is_file() else None for file in files}
-    found = [file for file, name in format_by_file.items() if name == _FORMAT]
+    matching = [file for file, name in format_by_file.items() if name == _FORMAT]
     others = [
         file
         for file, name in format_by_file.items()
         if name == "chakra" or (name != _FORMAT and file in named)
     ]
-    if found and others:
+    if matching and others:
         raise ReadError(
-            f"is not a trace of Kineto, but {found[0]} is",
+            f"is not a trace of Kineto, but {matching[0]} is",
             where=others[0],
             remedy="check one format at a time",
         )
-    return found
+    return matching
 
 
 def lint_files(files: list[Path]) -> LintResult:
@@ -95,8 +95,8 @@ def _check_trace(findings: FindingCollector, rank: int, trace: Trace) -> None:
         ("incomplete-collective", _find_incomplete_collectives(events, comms)),
         ("shared-sequence-number", _find_shared_numbers(events)),
     ):
-        for found in rows.select("id", "example", "^count$").iter_rows():
-            findings.add(rank, code, *found)
+        for row in rows.select("id", "example", "^count$").iter_rows():
+            findings.add(rank, code, *row)
 
 
 def _find_early_kernels(events: pl.DataFrame) -> pl.DataFrame:

@@ -102,10 +102,10 @@ def find_function(view: RankView, finding: Finding) -> tuple[str, str, float] | 
     ).filter(pl.col("lost") > 0)
     names = calls.group_by("name").agg(pl.col("lost").sum(), pl.col("dur").mean())
     most = names.filter(pl.col("lost") >= _MIN_SHARE * finding.lost.total).sort("dur", "name")
-    own = most.filter(pl.col("name").str.contains(FRAME) & ~pl.col("name").str.contains(LIBRARY))
-    if own.is_empty():
+    by_user = most.filter(pl.col("name").str.contains(FRAME) & ~pl.col("name").str.contains(LIBRARY))
+    if by_user.is_empty():
         return None
-    return own["name"][0], most["name"][0], own["lost"][0] / finding.lost.total
+    return by_user["name"][0], most["name"][0], by_user["lost"][0] / finding.lost.total
 
 
 def describe_function(function: str, innermost: str, share: float) -> str:
