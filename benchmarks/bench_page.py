@@ -131,7 +131,7 @@ def measure_zooms(page: Any) -> list[float]:
 
 def measure_questions(page: Any) -> dict[str, float]:
     """Return the ms of questions about all events: a search, statistics and calls of the whole time."""
-    asked = {
+    scripts = {
         "search": "await timeline.search('launch'), await timeline.counting",
         "next match": "await timeline.next(1)",
         "statistics by name": "await timeline.sumNames(timeline.extent, false)",
@@ -139,7 +139,7 @@ def measure_questions(page: Any) -> dict[str, float]:
         "calls of the threads": "await timeline.buildCalls(timeline.extent)",
     }
     script = "async () => {{ const {{ timeline }} = etloom, t = performance.now(); {}; return performance.now() - t; }}"
-    return {name: page.evaluate(script.format(code)) for name, code in asked.items()}
+    return {name: page.evaluate(script.format(code)) for name, code in scripts.items()}
 
 
 def count_frames(browser: Any, page: Any) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from etloom.collector.launcher import finalization, step_hooks
 from etloom.collector.launcher.collection import collect
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.recovery import killed_windows
-from etloom.collector.session import messages as process_status
+from etloom.collector.session import messages as process_messages
 from etloom.collector.session import on_demand
 from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.profiler_guard import ProfilerGuard
@@ -37,7 +37,7 @@ HERE = socket.gethostname()
 
 @pytest.mark.slow
 def test_concurrent_status_writes_keep_their_order(tmp_path: Path) -> None:
-    facts = process_status.ProcessStatus(str(tmp_path))
+    facts = process_messages.ProcessStatus(str(tmp_path))
     left: list[bool] = []
 
     def leave() -> None:
@@ -51,7 +51,7 @@ def test_concurrent_status_writes_keep_their_order(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert left == [True] * 900
-    assert [found["missed"] for found in process_status.read_statuses(tmp_path)] == [["x" * 299]]
+    assert [found["missed"] for found in process_messages.read_statuses(tmp_path)] == [["x" * 299]]
 
 
 def test_ranks_in_containers_share_pid_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +67,10 @@ def test_ranks_in_containers_share_pid_1(tmp_path: Path, monkeypatch: pytest.Mon
     second.abandon()
     assert [path.read_text() for path in Path(options.scratch).glob("*/kineto.json")] == ["0"]
     for rank in range(2):
-        facts = process_status.ProcessStatus(options.scratch)
+        facts = process_messages.ProcessStatus(options.scratch)
         facts.facts |= {"rank": rank, "ended": rank == 1}
         assert facts.write()
-    processes = process_status.read_statuses(Path(options.scratch))
+    processes = process_messages.read_statuses(Path(options.scratch))
     assert [(facts["rank"], facts["pid"]) for facts in processes] == [(0, 1), (1, 1)]
     for rank in range(2):
         seal = {"rank": rank, "host": socket.gethostname(), "pid": 1, "job": {"launch": "a"}, "ended": None}
@@ -386,7 +386,7 @@ def test_a_late_request_is_reported_and_removed(
 def test_the_launcher_reports_a_late_request(tmp_path: Path) -> None:
     options = RecordingOptions(str(tmp_path), str(tmp_path / "s"), on_demand=2, supervised=True)
     (tmp_path / "s").mkdir()
-    facts = process_status.ProcessStatus(options.scratch)
+    facts = process_messages.ProcessStatus(options.scratch)
     facts.facts |= {"began": True, "rank": 0, "steps": 60, "ended": True}
     assert facts.write()
     on_demand.request_window(tmp_path)

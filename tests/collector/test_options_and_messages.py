@@ -15,8 +15,7 @@ import pytest
 
 from etloom.api import recording
 from etloom.collector import diagnosis, run_folder
-from etloom.collector import options as option_parsing
-from etloom.collector import options as option_rules
+from etloom.collector import options as recording_options
 from etloom.collector.launcher import collection
 from etloom.collector.observer import native_build
 from etloom.collector.options import SOURCES, CollectOptions, RecordingOptions, RecordKeywords
@@ -84,7 +83,7 @@ def test_wrong_options_are_reported_by_their_flag(
 
 def test_resolve_sources() -> None:
     def of(sources: str | None = None, **options: Any) -> list[str]:
-        fields = option_rules.resolve_sources(CollectOptions(sources=sources, **options))
+        fields = recording_options.resolve_sources(CollectOptions(sources=sources, **options))
         return sorted(name for name, is_recorded in fields.items() if is_recorded)
 
     assert of() == ["et", "kineto", "shapes"]
@@ -94,7 +93,7 @@ def test_resolve_sources() -> None:
         "shapes",
     ]
     assert of(step_by="profiler", shapes=False) == ["et"] and of("et,shapes", ring=True) == ["et", "shapes"]
-    assert len(option_rules.resolve_sources(CollectOptions())) == len(SOURCES) + 1
+    assert len(recording_options.resolve_sources(CollectOptions())) == len(SOURCES) + 1
     with pytest.raises(InvalidOption, match="requires Python stacks"):
         of(source_lines=True)
 
@@ -203,11 +202,11 @@ def test_on_demand_takes_a_number_of_steps(call: Call) -> None:
 
 
 def test_a_ring_runs_to_the_end_unless_steps_are_named() -> None:
-    assert option_parsing.parse_window(None, None, None, None, ring=True) == (3, None)
-    assert option_parsing.parse_window("4:9", None, None, None, ring=True) == (4, 9)
-    assert option_parsing.parse_window(None, 100, None, None, ring=True) == (100, 102)
-    assert option_parsing.parse_window(None, None, None, 2, ring=True) == (3, 5)
-    assert option_parsing.parse_window(None, None, None, None) == (3, 5)
+    assert recording_options.parse_window(None, None, None, None, ring=True) == (3, None)
+    assert recording_options.parse_window("4:9", None, None, None, ring=True) == (4, 9)
+    assert recording_options.parse_window(None, 100, None, None, ring=True) == (100, 102)
+    assert recording_options.parse_window(None, None, None, 2, ring=True) == (3, 5)
+    assert recording_options.parse_window(None, None, None, None) == (3, 5)
 
 
 def test_request_files_do_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

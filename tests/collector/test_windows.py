@@ -20,7 +20,7 @@ import yaml
 import etloom
 from etloom.cli import main
 from etloom.collector import diagnosis, run_folder, workload_card
-from etloom.collector import options as option_parsing
+from etloom.collector import options as recording_options
 from etloom.collector.launcher import child_process
 from etloom.collector.launcher.collection import CollectResult, collect
 from etloom.collector.observer import native_build
@@ -53,7 +53,7 @@ LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
     ],
 )
 def test_windows(asked: Any, window: tuple[int, int]) -> None:
-    assert option_parsing.parse_window(*asked) == window
+    assert recording_options.parse_window(*asked) == window
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_windows(asked: Any, window: tuple[int, int]) -> None:
 )
 def test_invalid_windows_are_refused(asked: Any, words: str) -> None:
     with pytest.raises(CollectError, match=words):
-        option_parsing.parse_window(*asked)
+        recording_options.parse_window(*asked)
 
 
 def test_parse_sources() -> None:
-    given = option_parsing.parse_sources("kineto, et,stacks,flight-recorder")
+    given = recording_options.parse_sources("kineto, et,stacks,flight-recorder")
     assert [name for name, wanted in given.items() if wanted] == ["kineto", "et", "stack", "flight_recorder"]
     for text, words in (
         ("kineto,tea", "unknown source 'tea'"),
@@ -82,29 +82,29 @@ def test_parse_sources() -> None:
         ("et,memory", "require the Kineto trace"),
     ):
         with pytest.raises(CollectError, match=words):
-            option_parsing.parse_sources(text)
+            recording_options.parse_sources(text)
 
 
 def test_parse_step_by() -> None:
-    assert option_parsing.parse_step_by(None) == option_parsing.parse_step_by("optimizer") == {}
-    assert option_parsing.parse_step_by("500ms") == {"step_ns": 500_000_000}
-    assert option_parsing.parse_step_by("1.5s") == {"step_ns": 1_500_000_000}
-    assert option_parsing.parse_step_by("profiler")["kineto"] is False
+    assert recording_options.parse_step_by(None) == recording_options.parse_step_by("optimizer") == {}
+    assert recording_options.parse_step_by("500ms") == {"step_ns": 500_000_000}
+    assert recording_options.parse_step_by("1.5s") == {"step_ns": 1_500_000_000}
+    assert recording_options.parse_step_by("profiler")["kineto"] is False
     for text in ("5", "1ms", "day", ""):
         with pytest.raises(CollectError):
-            option_parsing.parse_step_by(text)
+            recording_options.parse_step_by(text)
 
 
 def test_expand_folder_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
     monkeypatch.setenv("SLURM_PROCID", "3")
-    assert option_parsing.expand_folder_name("/x/{host}/r{rank}") == "/x/node7/r3"
-    assert len(option_parsing.expand_folder_name("{time}")) == len("20260102T030405Z")
+    assert recording_options.expand_folder_name("/x/{host}/r{rank}") == "/x/node7/r3"
+    assert len(recording_options.expand_folder_name("{time}")) == len("20260102T030405Z")
     monkeypatch.delenv("SLURM_PROCID")
     with pytest.raises(CollectError, match="the environment has no rank"):
-        option_parsing.expand_folder_name("{rank}")
+        recording_options.expand_folder_name("{rank}")
     with pytest.raises(CollectError, match="unknown placeholder"):
-        option_parsing.expand_folder_name("{node}")
+        recording_options.expand_folder_name("{node}")
 
 
 # The windows of one process, without torch

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import etloom
-from etloom.replayer.comms import runner as clock
+from etloom.replayer.comms import runner as call_runner
 from etloom.replayer.comms.comms_options import CommsOptions
 from etloom.replayer.comms.operator_waits import NodeStarts, place_waits
 from etloom.replayer.comms.plan_builder import build_plan
@@ -133,12 +133,12 @@ def test_of_a_gpu_the_stream_of_the_operators_waits(monkeypatch: pytest.MonkeyPa
         def wait_event(self, event: Event) -> None:
             pass
 
-    monkeypatch.setattr(clock, "_new_event", Event)
+    monkeypatch.setattr(call_runner, "_new_event", Event)
     monkeypatch.setattr("torch.cuda.Stream", lambda device: Stream())
     monkeypatch.setattr("torch.cuda.current_stream", Stream)
     monkeypatch.setattr("torch.cuda.stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    own = clock.Clock(torch.device("cuda"))
+    own = call_runner.Clock(torch.device("cuda"))
     own.begin(2)
     for call in (0, 1):
         own.wait(call, None)

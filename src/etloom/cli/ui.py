@@ -162,7 +162,7 @@ def _list_names(path: Path) -> list[str]:
 
 
 def _find_folder(path: Path, name: str) -> Path:
-    """Return the folder of a run of a store, or the run itself. Raises EtloomError if there is no such run."""
+    """Return the folder of a run of a store, or the run itself. Raises EtloomError if the run does not exist."""
     from etloom.formats.parquet.store_layout import check_name, is_store, is_stored_run, run_folder
 
     if not name and (not is_store(path) or _list_names(path) == [""]):

@@ -204,7 +204,7 @@ STEPS = RunTable(
 )
 """The least and the largest number of steps of a rank."""
 BASES = RunTable("compared-bases", {"basis": pl.String}, _list_bases, has_nulls=False)
-"""What the categories of the ranks refer to: device, host."""
+"""The basis of the categories of each rank: device or host time."""
 
 
 def has_steps(job: Job) -> bool:

@@ -1,7 +1,7 @@
 """Check Kineto traces for problems that make analyses of them wrong.
 
 The rules are those of PyTorch's own validator (torch.profiler._trace_validator of torch 2.13), which loads a whole file
-as Python objects; `etloom.exports.chakra_lint.lint_codes` has their meanings and remedies.
+as Python objects, and the losses that the reader reports; `etloom.exports.chakra_lint.lint_codes` has their meanings.
 """
 
 from __future__ import annotations
@@ -127,23 +127,23 @@ def _find_running_kernels(waits: pl.DataFrame, events: pl.DataFrame) -> pl.DataF
         "device", "stream", start="ts", end=pl.col("ts") + pl.col("dur").fill_null(0).clip(0), kernel="name"
     )
     by_stream = kernels.drop_nulls().sort("start").partition_by("device", "stream", as_dict=True)
-    found = [syncs.select("id", "ts", "stream", count="id", end="ts", kernel="name").clear()]
-    for key, part in syncs.drop_nulls(["device", "stream", "ts"]).group_by(
+    parts = [syncs.select("id", "ts", "stream", count="id", end="ts", kernel="name").clear()]
+    for key, members in syncs.drop_nulls(["device", "stream", "ts"]).group_by(
         "device", "stream", maintain_order=True
     ):
         if (running := by_stream.get(key)) is None:
             continue
-        times, ends = part["ts"].to_numpy(), running["end"].to_numpy()
+        times, ends = members["ts"].to_numpy(), running["end"].to_numpy()
         begun = np.searchsorted(running["start"].to_numpy(), times)
         counts = begun - np.searchsorted(np.sort(ends), times, side="right")
         is_last = ends == np.maximum.accumulate(ends)
         lasts = np.maximum.accumulate(np.where(is_last, np.arange(ends.size), 0))[begun[counts > 0] - 1]
-        rows = part.filter(pl.Series(counts > 0)).select("id", "ts", "stream")
-        found.append(
+        rows = members.filter(pl.Series(counts > 0)).select("id", "ts", "stream")
+        parts.append(
             rows.with_columns(pl.Series("count", counts[counts > 0]), *running[lasts].select("end", "kernel"))
         )
     microseconds = (pl.col("end") - pl.col("ts")) / 1000
-    return pl.concat(found, how="vertical_relaxed").with_columns(
+    return pl.concat(parts, how="vertical_relaxed").with_columns(
         example=pl.format("{} runs {} us longer, on stream {}", "kernel", microseconds, "stream")
     )
 

@@ -1,4 +1,4 @@
-"""Where the linked tables of ranks are saved, to be opened instead of read again, and how they are held in memory.
+"""Stores of linked ranks, which are opened instead of read again, and the tables of stored ranks in memory.
 
 A run that is loaded uses the user's cache; a run that is being added to a store uses the store's folder. Of tables that
 stay on disk, those of the least recently used ranks are evicted when memory is short: the memory of a verb then depends

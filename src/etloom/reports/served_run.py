@@ -75,7 +75,7 @@ class ServedRun:
 
     def render(self) -> str:
         """Return the page; before `summarize` has ended, it has the timeline only."""
-        if not self._events and not self._page:  # there is no timeline to show meanwhile
+        if not self._events and not self._page:  # without a timeline, nothing can be shown before
             self.summarize()
         return self._page or render_timeline_page(self.job, self._select_timelines(None, ()))
 
@@ -83,7 +83,7 @@ class ServedRun:
         """Return the answer to a question of the page: bytes of a slice, or JSON.
 
         Raises:
-            EtloomError: there is no such question, rank or event, or an argument is not valid.
+            EtloomError: the question or the rank does not exist, or an argument is not valid.
         """
         if question not in self._questions:
             raise EtloomError(f"unknown question {question!r}")
@@ -136,8 +136,9 @@ class ServedRun:
             trace = self.job[rank]
             shared = next(iter(self._zeros.values()))
             is_shared = self._common_clock and trace.meta.get("clock") == "epoch"
-            own = {rank: trace}
-            self._zeros[rank] = shared if is_shared else find_first_work(own, find_origins(own))[rank]
+            self._zeros[rank] = (
+                shared if is_shared else find_first_work({rank: trace}, find_origins({rank: trace}))[rank]
+            )
         return self._zeros[rank]
 
     def _pack_overview(self, arguments: Mapping[str, str]) -> bytes:

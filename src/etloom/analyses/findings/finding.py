@@ -93,8 +93,10 @@ def find_function(view: RankView, finding: Finding) -> tuple[str, str, float] | 
         time in the function. Of functions that call each other, the innermost.
     """
     calls = view.find_host_events("", categories.PYTHON_CATEGORIES)
+    if calls.is_empty():
+        return None
     if finding.event is not None:
-        place = view.find_host_events("").filter(id=finding.event).select("pid", "tid")
+        place = view.trace.events.filter(id=finding.event).select("pid", "tid")
         calls = calls.join(place, on=("pid", "tid"), maintain_order="left")
     calls = calls.with_columns(
         name=pl.col("name").str.replace(_ADDRESS, ""),

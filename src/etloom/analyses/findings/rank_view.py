@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _MODULE = r"^nn\.Module: (.*)$"
 FRAME = r"^.*\(\d+\): "
+# Modules of the standard library that share their name with many scripts.
 _COMMON_NAMES = {
     "calendar",
     "cmd",

@@ -12,7 +12,7 @@ from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.ascend.database import DEVICE_PID
 from etloom.formats.io.compression import decompressed_file
-from etloom.formats.io.limits import check_bytes, check_rows, max_table_bytes
+from etloom.formats.io.csv_columns import read_text_columns
 from etloom.formats.io.other_formats import read_header
 from etloom.formats.kineto.ascend import HARDWARE, categorize
 from etloom.formats.tables.building import build_trace, sort_events
@@ -37,7 +37,7 @@ def read(path: Path) -> Trace:
         LimitError: It is too large.
     """
     with decompressed_file(path, ".csv") as plain:
-        frame = _read_columns(plain)
+        frame = read_text_columns(plain, (_NAME, _START, _DURATION, _CORE, *_NUMBERS))
     stats: list[Stat] = []
     start, duration = (_parse_time(frame[name]) for name in (_START, _DURATION))
     lost = int(start.is_null().sum())
@@ -78,26 +78,6 @@ def read(path: Path) -> Trace:
         "rank": None,
     }
     return categorize(build_trace(tables, meta, stats))
-
-
-def _read_columns(path: Path) -> pl.DataFrame:
-    """Return the columns that are read as text, by their names in lower case; absent ones are null."""
-    try:
-        check_bytes(path.stat().st_size, path, max_table_bytes())
-        frame = pl.read_csv(
-            path, infer_schema=False, encoding="utf8-lossy", truncate_ragged_lines=True, glob=False
-        )
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise ReadError(f"cannot be read as CSV: {reason}", where=path, remedy="copy it again") from None
-    check_rows(frame.height, path)
-    names: dict[str, str] = {}
-    for name in frame.columns:
-        names.setdefault(name.strip().lower(), name)
-    return frame.select(
-        (pl.col(names[name]) if name in names else pl.lit(None, dtype=pl.String)).alias(name)
-        for name in (_NAME, _START, _DURATION, _CORE, *_NUMBERS)
-    )
 
 
 def _parse_time(texts: pl.Series) -> pl.Series:

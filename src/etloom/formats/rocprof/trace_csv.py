@@ -11,9 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
-from etloom.formats.io.limits import check_bytes, check_rows, max_table_bytes
+from etloom.formats.io.csv_columns import read_text_columns
 from etloom.formats.io.other_formats import read_header
 from etloom.formats.rocprof.activities import (
     ACTIVITY_COLUMNS,
@@ -91,22 +90,7 @@ class _Tables:
         file = self._files.get(kind)
         if file is None:
             return pl.DataFrame(schema=dict.fromkeys(columns, TEXT))
-        try:
-            check_bytes(file.stat().st_size, file, max_table_bytes())
-            frame = pl.read_csv(
-                file, infer_schema=False, encoding="utf8-lossy", truncate_ragged_lines=True, glob=False
-            )
-        except (OSError, pl.exceptions.PolarsError) as error:
-            reason = str(error).partition("\n")[0][:200]
-            raise ReadError(f"cannot be read as CSV: {reason}", where=file, remedy="copy it again") from None
-        check_rows(frame.height, file)
-        names: dict[str, str] = {}
-        for name in frame.columns:
-            names.setdefault(name.strip().lower(), name)
-        return frame.select(
-            (pl.col(names[name]) if name in names else pl.lit(None, dtype=TEXT)).alias(name)
-            for name in columns
-        )
+        return read_text_columns(file, columns)
 
     def _parse(self, frame: pl.DataFrame, kind: str, *columns: str) -> pl.DataFrame:
         """Convert columns to numbers; other texts become null and are counted."""
