@@ -33,6 +33,10 @@ REASONS: list[tuple[str, list[Any], list[str], str, str | None]] = [
     ("convolution", [[8, 512, 32, 32], [256, 512, 1, 1]], [], "float", "pointwise"),
     ("convolution", [[8, 512, 32, 32], [512, 512, 3, 3]], ["", "", "", "1", "1", "[2, 2]"], "float", "dilated"),
     ("convolution", [[1, 3, 1024, 1024], [64, 3, 7, 7]], [], "float", "3 input channels"),
+    ("convolution", [[8, 96, 64, 64], [96, 24, 3, 3]], [], "float", "4 groups of 24 channels"),
+    ("convolution", [[8, 256, 32, 32], [256, 256, 3, 1]], [], "float", "asymmetric window (3 x 1)"),
+    ("convolution", [[2, 1024, 7, 7], [1024, 1024, 3, 3]], [], "float", "read for few pixels"),
+    ("convolution", [[2, 256, 16, 16], [256, 128, 4, 4]], ["", "", "", "2", "1", "1", "True"], "float", "transposed"),
     ("convolution", [[8, 512, 32, 32], [512, 512, 3, 3]], ["", "", "", "1", "1", "[1, 1]"], "float", None),
     ("attention", [[1, 32, 32768, 128]] * 3, [], BF16, "long sequence"),
     ("attention", [[16, 32, 128, 128]] * 3, [], BF16, "short sequences"),
@@ -87,11 +91,13 @@ def test_damaged_shapes_show_nothing(dims: str | None) -> None:
         assert explain_shapes(NAMES[family], family, dims, "[]", BF16, 132) is None
 
 
-def run_product(folder: Path, sizes: list[list[int]], each_us: float, device: str | None) -> Job:
+def run_product(
+    folder: Path, sizes: list[list[int]], each_us: float, device: str | None, kernel: str = "gemm"
+) -> Job:
     made = OperatorTraceBuilder()
     for call in range(8):
         made.operator("aten::mm", 100 * call, 50, sizes).kernel(
-            "gemm", 100 * call + 5, 2000 + call * each_us, each_us
+            kernel, 100 * call + 5, 2000 + call * each_us, each_us
         )
     return made.open(folder, device)
 
@@ -115,6 +121,24 @@ def test_without_a_device_only_what_the_shapes_explain_is_named(tmp_path: Path) 
     assert "this device, which has no name, are unknown" in title
     (tmp_path / "square").mkdir()
     assert titles(run_product(tmp_path / "square", [[4096, 4096]] * 2, 400, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "each_us", "words"),
+    [
+        ("sm100_xmma_gemm_bf16bf16_bf16f32_tn_n_tilesize256x128x64", 1000, "devices with kernels of sm100"),
+        ("cutlass3x_sm90_tensorop_gemm_bf16", 10_000, "devices with kernels of sm90"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_ISA90a_K1", 10_000, "devices with kernels of gfx90a"),
+        ("cutlass3x_sm90_tensorop_gemm_bf16", 1000, None),  # the product takes 0.93 ms at the peak of an H20
+        ("sm80_xmma_gemm_bf16", 10_000, None),  # runs on every later device
+        ("void Sm90Visitor<float>", 10_000, None),
+    ],
+)
+def test_kernels_that_name_their_architecture_have_its_peaks(
+    kernel: str, each_us: float, words: str | None, tmp_path: Path
+) -> None:
+    job = run_product(tmp_path, [[4096, 4096]] * 2, each_us, None, kernel)
+    assert [words in title for title in titles(job)] == ([] if words is None else [True])
 
 
 def test_arithmetic_without_a_known_peak_is_not_slow(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from etloom.core.errors import AnalysisError, InvalidValue, UnknownName
 from etloom.core.trace import Trace
-from etloom.timeline.activity import describe_rank
+from etloom.timeline.activity import describe_rank, select_device_events
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 _SPELLINGS = {
@@ -29,7 +32,7 @@ _PRECISION = {spelling: name for name, spellings in _SPELLINGS.items() for spell
 @dataclass(frozen=True)
 class Peaks:
     """Peak performance of a device: TFLOP/s by precision (``every``: for all precisions), memory bandwidth in 10^9
-    bytes/s; size of the memory and multiprocessors, if known."""
+    bytes/s; size of the memory, multiprocessors and architecture, if known."""
 
     name: str
     bandwidth_gbs: float | None
@@ -38,6 +41,7 @@ class Peaks:
     every: float | None = None
     memory_gib: float | None = None
     multiprocessors: int | None = None
+    architecture: str | None = None
 
     def tflops(self, precision: str) -> float | None:
         """Return the peak TFLOP/s of a precision: one of PRECISIONS, vector fp32 or vector fp64; None if the device has
@@ -143,16 +147,40 @@ def lookup_peaks(device: str) -> Peaks:
 
 def find_fastest_peaks() -> Peaks:
     """Return the largest peak of each precision, and bandwidth, of all known devices: none of them needs less time."""
-    table = [peaks for _, peaks in _load_shipped_peaks()]
+    return _combine_peaks("the fastest known device", [peaks for _, peaks in _load_shipped_peaks()], max)
 
-    def largest(rates: list[dict[str, float]]) -> dict[str, float]:
-        return {name: max(rate.get(name, 0.0) for rate in rates) for name in set().union(*rates)}
+
+def find_architecture_peaks(trace: Trace) -> Peaks | None:
+    """Return the smallest peaks of the known devices of an architecture that kernels name; None if they name none.
+
+    None of these devices needs more time. Kernels of older architectures run on newer devices, too, and say nothing.
+    """
+    names = select_device_events(trace)["name"].cast(pl.String).unique()
+    texts = names.str.extract(_ARCHITECTURE, 1).drop_nulls().unique().to_list()
+    architecture = max((_ARCHITECTURES[text] for text in texts), key=len, default=None)
+    devices = [peaks for _, peaks in _load_shipped_peaks() if peaks.architecture == architecture]
+    if architecture is None or not devices:
+        return None
+    return _combine_peaks(f"the slowest of known devices with kernels of {architecture}", devices, min)
+
+
+_ARCHITECTURES = {
+    "sm90": "sm90", "sm100": "sm100", "sm103": "sm100", "gfx90a": "gfx90a", "ISA90a": "gfx90a", "gfx950": "gfx950",
+    "ISA950": "gfx950",
+}  # fmt: skip
+"""As names of kernels spell it -> as devices.json does."""
+_ARCHITECTURE = rf"(?:^|[^A-Za-z])({'|'.join(_ARCHITECTURES)})(?:[^0-9]|$)"
+
+
+def _combine_peaks(name: str, devices: list[Peaks], choose: Callable[[list[float]], float]) -> Peaks:
+    def combine(rates: list[dict[str, float]]) -> dict[str, float]:
+        return {key: choose([rate[key] for rate in rates if key in rate]) for key in set().union(*rates)}
 
     return Peaks(
-        "the fastest known device",
-        max(peaks.bandwidth_gbs or 0.0 for peaks in table),
-        largest([peaks.matrix_tflops for peaks in table]),
-        largest([peaks.vector_tflops for peaks in table]),
+        name,
+        choose([peaks.bandwidth_gbs for peaks in devices if peaks.bandwidth_gbs]),
+        combine([peaks.matrix_tflops for peaks in devices]),
+        combine([peaks.vector_tflops for peaks in devices]),
     )
 
 
@@ -206,6 +234,7 @@ def _devices(content: Any) -> PeakTable:
                 _numbers(device.get("vector_tflops", {})),
                 memory_gib=device.get("memory_gib"),
                 multiprocessors=device.get("multiprocessors"),
+                architecture=device.get("architecture"),
             ),
         )
         for device in content["devices"]

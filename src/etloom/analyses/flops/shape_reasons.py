@@ -179,15 +179,36 @@ def _explain_convolution(x: list[int], weight: list[int], dilation: str, transpo
             f"a pointwise convolution ({x[1]:,} to {weight[0]:,} channels): a matrix product",
             "channels-last layout, and tf32 or 16 bits, so that it runs as a product on tensor cores",
         )
+    if not transposed and weight[1] < x[1]:
+        return Reason(
+            f"a grouped convolution ({x[1] // weight[1]} groups of {weight[1]:,} channels, {size})",
+            "fewer and wider groups, or channels-last layout: libraries tune few grouped kernels",
+        )
+    if transposed:
+        return Reason(
+            f"a transposed convolution ({x[1]:,} channels, {size})",
+            "an upsampling and a plain convolution, or channels-last layout",
+        )
     if any(character in "23456789" for character in dilation):
         return Reason(
             f"a dilated convolution ({size}, dilation {dilation})",
             "few libraries have fast kernels for it: another algorithm (cudnn.benchmark), or channels-last layout",
         )
+    if len(set(kernel)) > 1:
+        return Reason(
+            f"a convolution with an asymmetric window ({size})",
+            "another algorithm (cudnn.benchmark), channels-last layout, or the product that it is (unfold)",
+        )
+    image = " x ".join(map(str, x[2:]))
     if x[1] < FEW_CHANNELS:
         return Reason(
-            f"{x[1]} input channels on images of {' x '.join(map(str, x[2:]))}: too few to fill a tile",
+            f"{x[1]} input channels on images of {image}: too few to fill a tile",
             "channels-last layout with padded channels, or move pixels into channels (space to depth)",
+        )
+    if x[0] * math.prod(x[2:]) < TILE:
+        return Reason(
+            f"{x[0]} images of {image} with {x[1]:,} channels: large weights are read for few pixels",
+            "a larger batch, or weights of 16 or 8 bits",
         )
     return None
 
@@ -222,10 +243,14 @@ def _explain_experts(hidden: list[int], up: list[int], routing: list[int]) -> Re
     each = hidden[0] * chosen / experts
     if each < FEW_TOKENS:
         return Reason(
-            f"{experts} experts with {each:.3g} tokens each: their weights are read for few products",
+            f"{experts} experts with {_format_tokens(each)} tokens each: their weights are read for few products",
             "larger batches, fewer and larger experts on a rank (expert parallelism), or weights of 8 or 4 bits",
         )
     return Reason(
-        f"{experts} experts, {chosen} for a token, {each:.3g} tokens each",
+        f"{experts} experts, {chosen} for a token, {_format_tokens(each)} tokens each",
         "a grouped product tuned for these sizes (tile sizes of the fused kernel), or weights of 8 bits",
     )
+
+
+def _format_tokens(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -11,10 +11,16 @@ from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks, list_used_devices
-from etloom.analyses.flops.peaks import find_device_name, find_fastest_peaks
+from etloom.analyses.flops.peaks import (
+    Peaks,
+    find_architecture_peaks,
+    find_device_name,
+    find_fastest_peaks,
+)
 from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 MAX_ROOFLINE = 0.15
@@ -54,10 +60,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
-    try:
-        peaks, has_peaks = find_device_peaks(view.trace), True
-    except AnalysisError:  # of a device without a name
-        peaks, has_peaks = find_fastest_peaks(), False
+    peaks, has_peaks, limit = _find_peaks(view.trace)
     calls = _select_slow(view, add_limits(calls, peaks), has_peaks)
     if calls.is_empty() or float(calls["time_ns"].sum()) < MIN_SHARE * view.busy.total:
         return
@@ -75,10 +78,6 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
         event=pl.col("id_call").first(),
     )
     share = 100 * float(calls["ideal_ns"].sum()) / float(calls["time_ns"].sum())
-    limit = "the device's roofline"
-    if not has_peaks:
-        name = find_device_name(view.trace, list_used_devices(view.trace))
-        limit = f"the roofline of {peaks.name} (the peaks of {name or 'this device, which has no name,'} are unknown)"
     yield from sum_places(
         view,
         rows,
@@ -94,6 +93,22 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
         tracks=DEVICE,
         kind="device",
     )
+
+
+def _find_peaks(trace: Trace) -> tuple[Peaks, bool, str]:
+    """Return the peaks, whether an operator far below them is slow for certain, and what the text calls the roofline.
+
+    Without peaks of the device they are the smallest of the known devices that run its kernels, else the largest of all
+    known devices.
+    """
+    try:
+        return find_device_peaks(trace), True, "the device's roofline"
+    except AnalysisError:
+        name = find_device_name(trace, list_used_devices(trace)) or "this device, which has no name,"
+        slowest = find_architecture_peaks(trace)
+        peaks = slowest or find_fastest_peaks()
+        text = f"the roofline of {peaks.name} (the peaks of {name} are unknown)"
+        return peaks, slowest is not None, text
 
 
 def _select_slow(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFrame:
