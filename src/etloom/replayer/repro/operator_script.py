@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ NAME = "aten::mul.Tensor"
 RECORDED_NS: int | None = 4000
 RECORDED_CALLS = 1
 RECORDED_ON = "host"
+RECORDED_PAUSE_NS: int | None = 20_000  # since its last call, in which other operators ran
 OPERATOR = torch.ops.aten.mul.Tensor
 STORAGES: tuple[tuple[int, torch.dtype, str, float, float], ...] = (
     # elements, type, contents, from, to
@@ -41,6 +43,8 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, tor
 MAX_SECONDS, MIN_CALLS, MAX_CALLS = 2.0, 10, 1000
 MARK = "recorded call"
 OTHER_ELEMENTS = 1 << 15
+LONG_PAUSE_NS = 1_000_000
+"""After other work of this time, little of an operator's code and data is in the processor's caches."""
 
 
 def make_contents(elements: int, dtype: torch.dtype, kind: str, low: float, high: float) -> torch.Tensor:
@@ -160,14 +164,24 @@ def measure(bases: list[torch.Tensor], device: torch.device, cold: bool) -> list
     return recorded if len(recorded) == len(times) else times
 
 
-def disturb() -> None:
-    """Run other operators on the CPU, as a program does between two calls: not all code and data stay cached."""
+def disturb(pause_ns: int) -> None:
+    """Run other operators on the CPU for a time, as the program did between two calls, with its own code and data."""
     values = torch.ones(OTHER_ELEMENTS)
-    values.mul_(2.0).add_(1.0).clamp(0, 1).topk(3)
-    columns = values.view(-1, 64).t().contiguous().softmax(0)
-    torch.mm(columns[:, :64], columns[:, :64]).relu().argmax().item()
-    torch.nn.functional.layer_norm(columns, columns.shape)
-    torch.cat([columns, columns]).unsqueeze(0).cumsum(0)
+    table = values.view(-1, 64)
+    others: list[Callable[[], Any]] = [
+        lambda: values.mul_(1.0).add_(0.0),
+        lambda: table.t().contiguous(),
+        lambda: torch.mm(table[:, :64], table[:64]).relu(),
+        lambda: torch.cat([table, table]).unsqueeze(0).cumsum(0),
+        lambda: torch.nn.functional.layer_norm(table, table.shape),
+        lambda: table.softmax(0).argmax().item(),
+        lambda: values.clamp(0, 1).topk(3),
+    ]
+    end = time.perf_counter_ns() + pause_ns
+    for other in others:
+        if time.perf_counter_ns() >= end:
+            return
+        other()
 
 
 def run_calls(bases: list[torch.Tensor], device: torch.device, cold: bool) -> list[float]:
@@ -190,7 +204,7 @@ def run_calls(bases: list[torch.Tensor], device: torch.device, cold: bool) -> li
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end) * 1e6)
         else:
-            disturb()
+            disturb(LONG_PAUSE_NS if RECORDED_PAUSE_NS is None else RECORDED_PAUSE_NS)
             with torch.profiler.record_function(MARK):
                 began = time.perf_counter_ns()
                 result = call(tensors, device)

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import torch
@@ -72,17 +72,18 @@ def describe_operator(trace: Trace, event: int, name: str) -> DescribedCall:
     step = make_step(node, operator, arguments.tensors, set(), storages)
     step.results = []
     _check_sizes(step)
-    recorded_ns, recorded_on = measure_recorded_time(trace, event)
-    call_ns, calls = recorded_ns, 1
+    call_ns, recorded_on = measure_recorded_time(trace, event)
+    recorded = RecordedTime(call_ns, 1, recorded_on, None)
     if recorded_on == "host":
-        recorded_ns, calls = measure_equal_calls(trace, event)
+        recorded = measure_equal_calls(trace, event)
     code = _OperatorCode(step, storages.bytes, arguments.has_devices)
     overload = arguments.schema.partition("(")[0].partition(".")[2].strip() or "default"
     attribute = f"{name.removeprefix('aten::')}.{overload}"
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{name}: {overload[:60]!r} is not the name of an overload")
-    text = code.write(f"torch.ops.aten.{attribute}", f"aten::{attribute}", (recorded_ns, calls, recorded_on))
-    others = f"; median of {calls} equal calls: {format_ns(recorded_ns)}" if calls > 1 else ""
+    text = code.write(f"torch.ops.aten.{attribute}", f"aten::{attribute}", recorded)
+    calls = recorded.calls
+    others = f"; median of {calls} equal calls: {format_ns(recorded.time_ns)}" if calls > 1 else ""
     facts = [*code.describe_tensors(), f"Recorded time: {format_ns(call_ns)} ({recorded_on}){others}."]
     return DescribedCall(
         "operator_script.py", f"aten::{attribute}", text, facts, arguments.assumptions + code.assumptions
@@ -276,13 +277,13 @@ class _OperatorCode:
         self._used: dict[int, TensorView] = {}
         self.assumptions: list[str] = []
 
-    def write(self, operator: str, name: str, recorded_time: tuple[int | None, int, str]) -> str:
+    def write(self, operator: str, name: str, call_time: RecordedTime) -> str:
         """Return the statements that replace those of operator_script.py.
 
         Args:
             operator: The operator as an attribute of torch.ops.
             name: Its name.
-            recorded_time: ns, of how many calls it is the median, and where it was measured.
+            call_time: how long the call took.
 
         Raises:
             ValueError: A value has no literal.
@@ -312,12 +313,12 @@ class _OperatorCode:
             storages.append(f"    ({count}, {dtype}, {values}),\n")
         tensors = [
             f"    ({numbers[view.storage]}, {DTYPES[view.dtype]}, {view.offset}, {view.shape}, {view.stride}, "
-            f"{self._has_devices and view.on_host and recorded_time[2] == 'device'}),  # t[{index}]: {name}\n"
+            f"{self._has_devices and view.on_host and call_time.basis == 'device'}),  # t[{index}]: {name}\n"
             for index, (view, name) in enumerate(zip(self._views, self._names, strict=True))
         ]
         return (
-            f"NAME = {name!r}\nRECORDED_NS: int | None = {recorded_time[0]!r}\nRECORDED_CALLS = {recorded_time[1]}\n"
-            f"RECORDED_ON = {recorded_time[2]!r}\n"
+            f"NAME = {name!r}\nRECORDED_NS: int | None = {call_time.time_ns!r}\nRECORDED_CALLS = {call_time.calls}\n"
+            f"RECORDED_ON = {call_time.basis!r}\nRECORDED_PAUSE_NS: int | None = {call_time.pause_ns!r}\n"
             f"OPERATOR = {operator}\n"
             "STORAGES: tuple[tuple[int, torch.dtype, str, float, float], ...] = (\n"
             f"    # elements, type, contents, from, to\n{''.join(storages)})\n"
@@ -400,17 +401,39 @@ def name_operator(trace: Trace, event: int) -> str:
     return ""
 
 
-def measure_equal_calls(trace: Trace, event: int) -> tuple[int | None, int]:
-    """Return the median time in ns of all calls of an operator on the host with equal arguments, and their number."""
+class RecordedTime(NamedTuple):
+    """How long an operator took in the recording.
+
+    Attributes:
+        time_ns: median time of the equal calls.
+        calls: their number.
+        basis: where the time was measured, "device" or "host".
+        pause_ns: median time on the thread since the operator's last call, with whatever arguments, in which other
+            code evicts its own from the processor's caches; None for a single call, and for a device.
+    """
+
+    time_ns: int | None
+    calls: int
+    basis: str
+    pause_ns: int | None
+
+
+def measure_equal_calls(trace: Trace, event: int) -> RecordedTime:
+    """Return the time of all calls of an operator on the host with equal arguments."""
     arguments = trace.arguments.select(pl.exclude("event"), id="event")
     calls = trace.events.filter(pl.col("name") == pl.col("name").filter(pl.col("id") == event).first())
-    calls = calls.select("id", "dur").join(arguments, on="id", how="left")
+    end = (pl.col("ts") + pl.col("dur")).shift().over("pid", "tid")
+    calls = calls.select("id", "dur", pause=(pl.col("ts") - end).clip(0))
+    calls = calls.join(arguments, on="id", how="left")
     keys = [name for name in arguments.columns if name != "id"]
     equal = calls.join(
         calls.filter(pl.col("id") == event).select(keys), on=keys, nulls_equal=True, how="semi"
     )
-    median = equal["dur"].median()
-    return (round(median) if isinstance(median, float) else None), equal["dur"].count()
+    time_ns, pause_ns = (
+        round(median) if isinstance(median := equal[column].median(), float) else None
+        for column in ("dur", "pause")
+    )
+    return RecordedTime(time_ns, equal["dur"].count(), "host", pause_ns)
 
 
 def measure_recorded_time(trace: Trace, event: int) -> tuple[int | None, str]:
