@@ -174,6 +174,18 @@ def analyses_page() -> str:
     return text
 
 
+def patterns_page() -> str:
+    """The patterns of `findings`: what each finds, what it costs, and with which confidence."""
+    text = (
+        "# Patterns of findings\n\n`etloom findings run/ --pattern NAME` selects one. How findings are ordered, and "
+        "what their columns mean, is in [findings](../findings.md).\n"
+    )
+    for name in registry.list_plugins("patterns"):
+        docstring = inspect.cleandoc(registry.get("patterns", name).__doc__ or "")
+        text += f"\n## {name}\n\n{re.sub('(?m)^Confidence:', chr(10) + 'Confidence:', docstring)}\n"
+    return text
+
+
 def cli_page() -> str:
     """The help of every verb of the command line."""
     text = "# Command line\n\nExit statuses are listed in [exit status](../exit-status.md).\n"
@@ -253,6 +265,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "tables.md": tables_page,
     "stats.md": stats_page,
     "analyses.md": analyses_page,
+    "findings.md": patterns_page,
     "cli.md": cli_page,
     "api.md": api_page,
     "../gallery.md": gallery_page,

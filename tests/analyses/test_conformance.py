@@ -87,6 +87,12 @@ def test_a_plugin_contains_what_its_kind_requires(kind: str, name: str) -> None:
     assert callable(getattr(module, ENTRY[kind]))
 
 
+@pytest.mark.parametrize("name", registry.list_plugins("patterns"))
+def test_a_pattern_states_its_cost_and_confidence(name: str) -> None:
+    last = inspect.cleandoc(registry.get("patterns", name).__doc__ or "").split("\n\n")[-1]
+    assert re.match(r"(?s)Cost: .+\nConfidence: .+\.$", last)
+
+
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_every_option_is_typed_has_a_default_and_is_documented(kind: str, name: str) -> None:
     function = getattr(registry.get(kind, name), ENTRY[kind])

@@ -14,7 +14,6 @@ from etloom.cli import main
 from etloom.cli.check import escape_for_github
 from etloom.comparison.change_estimate import estimate_shift
 from etloom.comparison.gate import explain_row, judge_regression
-from etloom.core import registry
 from etloom.core.trace import Job
 from support.paths import ROOT
 from support.small_traces import write_stepped_run
@@ -174,9 +173,6 @@ def test_the_keys_of_json_are_documented() -> None:
     docs = ROOT / "docs"
     told = (docs / "findings.md").read_text()
     assert [line.split("`")[1] for line in told.splitlines() if line.startswith("| `")] == list(findings)
-    listed = told.split("## Patterns")[1].partition("\n## ")[0].splitlines()
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in listed if line.startswith("| ")]
-    assert rows == ["pattern", *registry.list_plugins("patterns")]
     table = (docs / "comparing.md").read_text().split("Keys of `--format json`; ")[1].splitlines()
     keys = [line.split(" | ")[0] for line in table if line.startswith("| `")]
     assert [name for cell in keys for name in cell.split("`")[1::2]] == list(judged)

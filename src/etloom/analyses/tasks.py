@@ -7,7 +7,7 @@ nine of ten are within), a sibling: the operators of the same family and precisi
 FLOPs and bytes per time, or "roofline" (the limits of the device). A call is slow if the table, else a sibling, is at
 least 20 % faster; the roofline is a bound that no kernel fully reaches, so only operators below half of it are listed.
 No attainable time is below 2 us. saved_ns: the time above it, of all calls, an upper bound of the saving; saved_pct:
-its share of the time of all operators of the rank. reason and advice: what the shapes show (docs/findings.md,
+its share of the time of all operators of the rank. reason and advice: what the shapes show (docs/reference/findings.md,
 slow-operators). event: a call of median duration; `etloom repro RUN --event ID` writes a script that runs it. Without
 known peaks (on a CPU, an unknown device) only siblings are compared.
 

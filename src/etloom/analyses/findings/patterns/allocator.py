@@ -1,4 +1,12 @@
-"""Find calls that allocate device memory from the driver, or release it, in steady state (after warm-up)."""
+"""Find calls that allocate device memory from the driver, or release it, in steady state (after warm-up).
+
+Calls that allocate device memory from the driver or free it. Those of the first annotated step count only if
+they take about as long as in a later step; if fewer than two steps are annotated, those after a tenth of the
+launches count.
+
+Cost: the calls, and late launches after them.
+Confidence: medium; low if fewer than two steps are annotated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find time in which nothing else runs because the host saves a checkpoint."""
+"""Find time in which nothing else runs because the host saves a checkpoint.
+
+`torch.save` and distributed checkpoints, if Python stacks were recorded, while no kernel runs. Also on runs
+without a GPU.
+
+Cost: that time, and late launches after them.
+Confidence: high.
+"""
 
 from __future__ import annotations
 

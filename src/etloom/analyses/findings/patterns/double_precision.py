@@ -1,4 +1,11 @@
-"""Find work in double precision (float64), which moves twice the bytes and computes at a fraction of the rate."""
+"""Find work in double precision (float64), which moves twice the bytes and computes at a fraction of the rate.
+
+Kernels, or on a run without a GPU operators, with tensors in float64, by the types of the operator's tensors,
+else by the kernel's name. Also on runs without a GPU.
+
+Cost: half of them; of products the ratio of the device's peaks, if known.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find chains of different elementwise kernels in a row, each of which reads and writes memory again."""
+"""Find chains of different elementwise kernels in a row, each of which reads and writes memory again.
+
+Three or more elementwise kernels in a row on a stream, of two names or more, outside of parameter-loops and
+unfused-attention.
+
+Cost: all but one of each chain.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find matrix products in fp32 on a device that is much faster with narrower types."""
+"""Find matrix products in fp32 on a device that is much faster with narrower types.
+
+Matrix products in fp32 while tensor cores idle (NVIDIA's, compute capability 7 and above), or on AMD's matrix
+cores; not products with vectors, which are limited by memory.
+
+Cost: half of them.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

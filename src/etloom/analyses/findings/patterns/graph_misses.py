@@ -1,4 +1,10 @@
-"""Find decode iterations of an inference engine that run eagerly although others replay a device graph."""
+"""Find decode iterations of an inference engine that run eagerly although others replay a device graph.
+
+Decode iterations of an inference engine that run eagerly although others replay a device graph.
+
+Cost: the idle time between their kernels.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

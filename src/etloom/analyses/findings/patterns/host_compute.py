@@ -1,4 +1,11 @@
-"""Find time in which the device is idle while operators compute on the host, such as an optimizer on the CPU."""
+"""Find time in which the device is idle while operators compute on the host, such as an optimizer on the CPU.
+
+Operators that compute on the host (they launch nothing, do not just allocate or make views, and take 50 µs or
+more) while the GPU idles, such as an optimizer on the CPU.
+
+Cost: the gaps.
+Confidence: high.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find time in which the device is idle because the host waited for it and had nothing else queued."""
+"""Find time in which the device is idle because the host waited for it and had nothing else queued.
+
+Calls that wait for the device, after which it waits for the host; not calls that begin when the device has
+been idle for 50 µs, nor those in a compilation or capture.
+
+Cost: the gaps after them, at most the time for which the calls blocked.
+Confidence: high.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find devices of a rank that are idle while its other devices are busy."""
+"""Find devices of a rank that are idle while its other devices are busy.
+
+Devices of a rank that idle while its other devices work; all other figures of a rank count it as busy if any
+device is.
+
+Cost: the gain if the work were evenly spread.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """Find long times in which the host runs no operator, but Python code, garbage collection, file access or waits.
 
-With a GPU, while it is idle in an annotated step; without, in each step at the same place.
+Times of 1 ms or more without an operator. On a run with a GPU: in annotated steps, while the GPU idles. On
+one without: after the same operator in at least half of the steps, if no other pattern reports them.
+
+Cost: with a GPU the gaps, else that time.
+Confidence: medium; low without a GPU, unless Python stacks name the function.
 """
 
 from __future__ import annotations

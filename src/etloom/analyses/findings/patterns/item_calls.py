@@ -1,4 +1,12 @@
-"""Find loops that read single values of tensors (`.item()`), for example one per parameter."""
+"""Find loops that read single values of tensors (`.item()`), for example one per parameter.
+
+Loops that read values of tensors (`.item()`): with a GPU eight reads or more that wait for it, at most eight
+operators apart, and an operator that is then repeated for each; without, one of sixteen operators or more.
+Also on runs without a GPU.
+
+Cost: the loops, on the host and on the device.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

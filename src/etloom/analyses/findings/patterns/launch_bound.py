@@ -1,4 +1,13 @@
-"""Find time in which the device is idle because the host launches too slowly."""
+"""Find time in which the device is idle because the host launches too slowly.
+
+Host-bound: gaps that end with a launch issued after the device had run out of work (only until the launch
+returned, if the rest is longer than 50 µs); times in which only communication runs because computation is
+launched late; and the time in steps before the first and after the last kernel. The title states if a few
+gaps above 5 ms dominate, which may be warm-up (before the first annotated step, or without annotations).
+
+Cost: the gaps.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find operators that are interrupted because more threads are running than the host has processors."""
+"""Find operators that are interrupted because more threads are running than the host has processors.
+
+Two or more operators, each after its first call, that stall for half a millisecond or more and take three
+times their usual time, or twice the upper quartile. Only on runs without a GPU.
+
+Cost: the additional self time.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find optimizers that update one parameter after the other, with several small kernels or operators for each."""
+"""Find optimizers that update one parameter after the other, with several small kernels or operators for each.
+
+Steps of an optimizer (`Optimizer.step#`) in which an operator runs for 16 parameters or more, one after the
+other, without foreach. Also on runs without a GPU.
+
+Cost: the host's time except one parameter's, and 2 µs and the pause of each kernel.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

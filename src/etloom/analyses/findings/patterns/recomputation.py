@@ -1,4 +1,11 @@
-"""Find forward operators that run again in the backward pass (activation checkpointing)."""
+"""Find forward operators that run again in the backward pass (activation checkpointing).
+
+Operators of the forward pass that run again in the backward pass (activation checkpointing, see `etloom
+analyze recompute`). Also on runs without a GPU.
+
+Cost: their kernels, or the operators.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

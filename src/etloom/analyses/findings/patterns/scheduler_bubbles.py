@@ -1,4 +1,10 @@
-"""Find idle GPU time between inference iterations, while the scheduler has not started the next iteration."""
+"""Find idle GPU time between inference iterations, while the scheduler has not started the next iteration.
+
+Idle GPU between iterations of an inference engine, until its host starts the next one.
+
+Cost: that time.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

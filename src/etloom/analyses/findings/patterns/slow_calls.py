@@ -1,4 +1,12 @@
-"""Find time in long runtime or driver calls, which create the context, load kernels or wait for a lock."""
+"""Find time in long runtime or driver calls, which create the context, load kernels or wait for a lock.
+
+Calls of the runtime or driver of 1 ms or more, while the GPU idles, that neither wait for the device nor
+allocate, such as loading kernels; without annotated steps also those before the first launch, which create
+the context, and without recorded GPU activity all. Also on runs without a GPU.
+
+Cost: the gaps; the calls.
+Confidence: medium; low without GPU activity.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""Find operators that are busy and slow: far below the roofline of the device, or of a type that the CPU emulates."""
+"""Find operators that are busy and slow: far below the roofline of the device, or of a type that the CPU emulates.
+
+Three kinds:
+
+- Matrix products, attention and convolutions of 50 µs or more below 15 % of the device's roofline, if they take
+  5 % of the busy time.
+- An operator that takes a third of the busy time with the same shapes at less than half of the roofline, with
+  the reason from its shapes (few tiles, skinny or misaligned products; depthwise, grouped, pointwise,
+  transposed, dilated or asymmetric convolutions, few channels or pixels; long or short sequences, large heads;
+  experts with few tokens). Without known peaks the roofline is that of the slowest known device of the
+  architecture that the kernels name (sm90, sm100, gfx90a, gfx950); else only operators with such a reason are
+  compared, with the fastest known device.
+- On a run without a GPU, products of 10 MFLOP or more in bf16 or fp16 at less than a quarter of the rate of
+  fp32 products (of the run, else 32 GFLOP/s): the CPU emulates the type.
+
+Cost: the time above the roofline, or above the rate of fp32.
+Confidence: low; medium on the host.
+"""
 
 from __future__ import annotations
 

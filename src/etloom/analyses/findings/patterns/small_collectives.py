@@ -1,4 +1,11 @@
-"""Find sequences of many small collectives, each of which pays the latency of a whole collective."""
+"""Find sequences of many small collectives, each of which pays the latency of a whole collective.
+
+Eight or more consecutive collectives of less than 1 MiB in a step, with little or no other work in between.
+Also on runs without a GPU.
+
+Cost: the exposed time of each such sequence except one collective.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Find decode iterations of an inference engine with few requests, which spend most time reading the weights."""
+"""Find decode iterations of an inference engine with few requests, which spend most time reading the weights.
+
+Three or more decode iterations of fewer than 8 requests, which read all weights.
+
+Cost: the share of the time that 8 requests would save.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find steps in which the same kernels take longer than in the fastest step because the device's clock changes."""
+"""Find steps in which the same kernels take longer than in the fastest step because the device's clock changes.
+
+The same kernels (name, launch geometry, turn in the step) take longer in some of three or more steps, three
+quarters of them by 1 % or more: the clock of the device changes.
+
+Cost: the additional time.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Find loops of operators that compute so little that the host's overhead dominates."""
+"""Find loops of operators that compute so little that the host's overhead dominates.
+
+Loops of 64 or more operators that usually take less than 50 µs, few kinds of them, many times. Only on runs
+without a GPU.
+
+Cost: all but one operator of each loop.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

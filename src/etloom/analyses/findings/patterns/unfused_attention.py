@@ -1,4 +1,10 @@
-"""Find attention as separate operators: a product, a softmax and another product, each of which moves all scores."""
+"""Find attention as separate operators: a product, a softmax and another product, each of which moves all scores.
+
+A batched product, a softmax and another product in a row, or the same backward; with a GPU.
+
+Cost: the host except one call, and the kernels, of the products half.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""State the time for which the recording does not show whether the device worked: it is neither idle nor busy."""
+"""State the time for which the recording does not show whether the device worked: it is neither idle nor busy.
+
+Time that is neither idle nor busy: before the first activity if that started more than 50 µs after its
+launch, inside a blocking copy right thereafter, and after the last activity once launch calls have no
+recorded activity.
+
+Cost: that time; it comes after all other findings.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Find communication that could overlap computation but runs on a stream that also runs computation."""
+"""Find communication that could overlap computation but runs on a stream that also runs computation.
+
+Communication on the computation's stream.
+
+Cost: its exposed part.
+Confidence: low.
+"""
 
 from __future__ import annotations
 

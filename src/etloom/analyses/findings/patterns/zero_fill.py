@@ -1,4 +1,10 @@
-"""Find repeated fills of memory with zeros."""
+"""Find repeated fills of memory with zeros.
+
+Repeated zero-filling of memory at one place in the program. Also on runs without a GPU.
+
+Cost: the kernels, or the operators.
+Confidence: medium.
+"""
 
 from __future__ import annotations
 
