@@ -8,8 +8,9 @@ FLOPs and bytes per time, or "roofline" (the limits of the device). A call is sl
 least 20 % faster; the roofline is a bound that no kernel fully reaches, so only operators below half of it are listed.
 No attainable time is below 2 us. saved_ns: the time above it, of all calls, an upper bound of the saving; saved_pct:
 its share of the time of all operators of the rank. reason and advice: what the shapes show (docs/reference/findings.md,
-slow-operators). event: a call of median duration; `etloom repro RUN --event ID` writes a script that runs it. Without
-known peaks (on a CPU, an unknown device) only siblings are compared.
+slow-operators). event: a call of median duration; `etloom repro RUN --event ID` writes a script that runs it. Of a
+device without known peaks the roofline is that of the slowest known device whose architecture its kernels name (sm90,
+sm100, gfx90a, gfx950); otherwise, and on a CPU, only siblings are compared.
 
 --ncu adds columns from a report of Nsight Compute: the mean over the instances of the operator's kernels, by name.
 occupancy_pct: achieved occupancy; dram_pct: memory throughput relative to its peak; stall: the most frequent reason for
@@ -33,7 +34,7 @@ from etloom.analyses.flops.call_shapes import estimate_times
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
-from etloom.analyses.flops.peaks import Peaks, check_device
+from etloom.analyses.flops.peaks import Peaks, check_device, find_architecture_peaks
 from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError
@@ -134,13 +135,13 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 
 
 def _find_peaks(trace: Trace, device: str | None, device_peaks: str | None) -> Peaks:
-    """Return the peaks of the device; without any, if they are unknown and no device was specified."""
+    """Return the peaks of the device, else the least that its kernels name; without any, if nothing is specified."""
     try:
         return find_device_peaks(trace, device=device, device_peaks=device_peaks)
     except AnalysisError:
         if device is not None or device_peaks is not None:
             raise
-        return Peaks("unknown", None, {}, {})
+        return find_architecture_peaks(trace) or Peaks("unknown", None, {}, {})
 
 
 def _aggregate() -> list[pl.Expr]:
