@@ -153,7 +153,7 @@ def write_table(scores: Sequence[Score]) -> str:
         "right cause first",
         "among three",
         "traces with a false cause",
-        "gain within the verdict's",
+        "gain in the expected range",
     ]
     rows = [head, ["---"] * len(head)]
     for half in ("even", "odd"):

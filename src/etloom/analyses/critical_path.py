@@ -8,7 +8,7 @@ dependency that was ready last. Its times add up to the makespan. One row per gr
   events; docs/glossary.md defines each kind. later start: the time before the first event of the path, which no
   recorded dependency explains, for example if one rank starts recording later than others.
 - The rank is null if the group spans several ranks.
-- category, name: of the event whose time it is. operator, module: the innermost ones around the event or, for GPU
+- category, name: of the event that takes the time. operator, module: the innermost ones around the event or, for GPU
   activity, around its launch.
 - count: number of segments. time_ns: their sum; pct: share of the whole path. unexplained_ns: the time beyond the
   minimum latency of the dependencies.

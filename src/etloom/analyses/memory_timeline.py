@@ -2,12 +2,12 @@
 
 One row per device and step, and one with a null step for the whole recording. peak_bytes is the maximum allocation (at
 peak_at_ns, peak_after_ns after the first recorded entry of the device's allocator), including what was allocated
-before the step. In a memory snapshot it counts sizes as requested, and peak_rounded_bytes those of the allocator's
-blocks at that time, which torch.cuda.max_memory_allocated counts. A snapshot without times (PyTorch before 2.2) has the
-row of the whole recording, by the order of its entries. peak_reserved_bytes is the most that the allocator had reserved
-from the device. operator is the innermost operator whose allocations hold most bytes (operator_bytes) at the peak, or,
-in a memory snapshot, the innermost Python line outside of torch. The origin of allocations from before the recording is
-unknown; unknown_bytes is their part of the peak. Memory of several processes of a rank on a device is summed.
+before the step. In a memory snapshot, peak_bytes counts requested sizes, and peak_rounded_bytes counts the sizes of the
+allocator's blocks at the same time, like torch.cuda.max_memory_allocated. A snapshot without times (PyTorch before 2.2)
+has only the row of the whole recording. peak_reserved_bytes is the largest amount that the allocator reserved from the
+device. operator is the innermost operator whose allocations hold most bytes (operator_bytes) at the peak, or, in a
+memory snapshot, the innermost Python line outside of torch. unknown_bytes is the part of the peak that was allocated
+before the recording; its operators are unknown. Memory of several processes of a rank on a device is summed.
 
 Units: B, ns. For host memory, device_type is 0 and device is null (c10::DeviceType).
 """

@@ -1,12 +1,12 @@
-"""Slowdown of a job by stragglers: its step time against that of the same job without slow operations.
+"""Slowdown of a job by stragglers: its step time relative to the same job without slow operations.
 
-Every operation is given the time of its peers; the ideal step time follows from what waits for what. slowdown is the
-step time divided by the ideal one: 1.25 means that a quarter is added by operations slower than their peers. A row per:
+The ideal step time is computed with the time of its peers for every operation; the dependencies stay. slowdown is the
+step time divided by the ideal step time: 1.25 means that slow operations add a quarter. One row per:
 
 - job: all operations as recorded.
 - type: only operations of the type as recorded, all others ideal.
-- worker: only operations of the rank as recorded. stage, data rank: only those of the pipeline stage (of the ranks that
-  run the same program), or of the data-parallel rank.
+- worker: only operations of the rank as recorded. stage: only operations of the pipeline stage (the ranks that run the
+  same program). data rank: only operations of the data-parallel rank.
 - slowest workers: only operations of the slowest 3 % of ranks, at least one, as recorded; the item names the ranks.
 - step: the step as recorded.
 
@@ -19,12 +19,12 @@ step time divided by the ideal one: 1.25 means that a quarter is added by operat
 For a pipeline operation trace, the peers are all operations of the type in all ranks and steps, and the ideal is the
 mean of computation and the median of the transfer times of communication. This is the definition of "Understanding
 Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025); its M_W is explained_pct of the
-slowest workers, and M_S that of the last stage.
+slowest workers, its M_S explained_pct of the last stage.
 
 For linked traces, the peers are the same operation, call or kernel in the same place of every step, on the ranks that
 run the same program, and the same collective with the same size; the ideal is the lower median. Unlike above, stages
-are not compared with each other. The type of a communication is its collective; other work of a GPU is computation,
-memory, or waits, and that of the host is host.
+are not compared with each other. The type of a communication is its collective. Other work of a GPU has the
+type computation, memory or waits; work of the host has the type host.
 
 Units: ns, percent.
 """

@@ -22,7 +22,7 @@ def convert(
     time_column: Annotated[str | None, "Metrics files: the column that contains the time."] = None,
     unit: Annotated[Literal["ns", "us", "ms", "s"] | None, "Metrics files: unit of the time."] = None,
     utc_offset: Annotated[
-        float | None, "Metrics files: offset from UTC in hours of dates without a time zone."
+        float | None, "Metrics files: the time zone of dates without one, as offset from UTC in hours."
     ] = None,
 ) -> None:
     """Convert one trace file to another format as it is, without linking it.

@@ -30,12 +30,12 @@ class QueryLimits:
 
     time_limit: Annotated[
         float | None,
-        "End with an error if the query takes longer, without the time for reading the run.",
+        "End with an error if the query takes longer, not counting the time for reading the run.",
         Flag(type=FiniteFloat(min=0, min_open=True, max=MAX_SECONDS), metavar="SECONDS"),
     ] = None
     memory_limit: Annotated[
         float | None,
-        "End with an error if the query needs more memory, without what the run takes.",
+        "End with an error if the query needs more memory, not counting the memory of the opened run.",
         Flag(type=FiniteFloat(min=0, min_open=True, max=MAX_GB), metavar="GB"),
     ] = None
 

@@ -19,7 +19,7 @@ def repro(
     path: RunPath,
     event: Annotated[
         int,
-        "The id of the event: column event of etloom analyze tasks, id of the table events.",
+        "The id of the event, from column event of etloom analyze tasks or column id of table events.",
         Flag(type=click.IntRange(min=0)),
     ],
     out: Annotated[Path, "The folder to write; an earlier one is replaced.", Flag("-o")],

@@ -1,15 +1,15 @@
-"""Matching of participations of different ranks to collective instances.
+"""Matches participations of different ranks to collective instances, by sequence number or by order in time.
 
-By number: participations with the same group, collective and sequence number; if a rank runs several kernels for one
-number, the first matches the first, and so on. By order (if no numbers are recorded, or messages shift them): the
-participations of the ranks in a collective of a group match in their order, if they overlap in time. Where that fails,
-or the ends of matches do not coincide, they are matched again on clocks that `end_alignment` aligned. If more than
-MAX_UNMATCHED_SHARE of them stay unmatched, the recorded ranks did not communicate with each other, and none of these
-matches is used.
+- By number: participations with the same group, collective and sequence number match. If a rank runs several kernels
+  for one number, the first kernels of the ranks match, then the second ones, and so on.
+- By order, if numbers are not recorded or also count messages: the n-th participations of the ranks in a collective of
+  a group match if they overlap in time. If a rank's participations stay unmatched or do not end together with their
+  matches, `end_alignment` aligns the rank's clock, and matching is repeated. If more than MAX_UNMATCHED_SHARE of the
+  participations stay unmatched, the recorded ranks did not communicate with each other, and no match is used.
 
-An instance never has more ranks than its group: if a name belongs to several groups with unknown members, numbers are
-ambiguous and matches by order must fit. Sends and receives with an unknown peer do not match; neither do, by order,
-participations with different roots, or with and without a root.
+An instance never has more ranks than its group. If several groups share a name and their members are unknown, sequence
+numbers are ambiguous and are not used. Sends and receives with an unknown peer never match. By order, participations
+with different roots do not match, and a participation with a root does not match one without.
 """
 
 from __future__ import annotations

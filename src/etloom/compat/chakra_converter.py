@@ -215,11 +215,11 @@ class _Network:
     """Adds the nodes of passes through the layers, in the order of mlcommons/chakra's converter.
 
     Attributes:
-        kind: of `_KINDS`; selects which collectives take place, and whether the gradient of a layer's input is computed
-            before that of its weights, which then hides the collective of the input.
-        bottom: the layer that waits for the output of layer 0, which runs concurrently with those before it; 0 for
-            none.
-        synced: the collective of the weights of each layer in the pass before.
+        kind: one of `_KINDS`; selects the collectives and the order of gradients. If the gradient of a layer's input is
+            computed before the gradient of its weights, the latter hides the collective of the input.
+        bottom: the layer that waits for the output of layer 0; layer 0 runs concurrently with the layers before it.
+            0 if no layer waits.
+        synced: the collective of the weights of each layer in the previous pass.
     """
 
     kind: str

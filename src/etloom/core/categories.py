@@ -69,7 +69,7 @@ PIPELINE_OPERATION = "pipeline_operation"
 """Category of an operation of a pipeline, such as forward-compute, in a trace that holds nothing smaller."""
 
 KERNEL_TYPES = ("computation", "communication", "memory", "other")
-"""Of device work, and on a trace without any, of operators."""
+"""Types of GPU activity; in a trace without GPU activity, types of operators."""
 
 KERNEL_TYPE_DTYPE = pl.Enum(KERNEL_TYPES)
 

@@ -627,7 +627,7 @@ DECLARED_STATS = (
         "read.metrics_invalid_time",
         "data_loss",
         "rows without a valid time; skipped",
-        "--time-column and --unit",
+        "specify --time-column and --unit",
     ),
     DeclaredStat("read.metrics_invalid_number", "data_loss", "cells that are not numbers; skipped"),
     DeclaredStat("read.metrics_assumed_utc", "info", "dates without a time zone, taken as UTC"),

@@ -84,8 +84,9 @@ def _format_nodes(trace: Trace) -> Iterator[np.ndarray | pl.Series]:
 def _number_device_nodes(trace: Trace) -> pl.DataFrame:
     """Return the GPU events by time, with new ET+ node ids and the columns that `format_device_nodes` requires.
 
-    The node above is that of the operator around the launch, or of the nearest linked event around that; null if there
-    is none. Events of other iterations than the execution trace covers are left out (`etloom.linker.quality`).
+    The column above is the node of the operator around the launch. If that operator is not linked, it is the node of
+    the nearest linked event around the operator; null if there is none. Events of iterations that the execution trace
+    does not cover are left out (`etloom.linker.quality`).
     """
     node = find_launching_nodes(trace)
     work = trace.launches.select(pl.col("device_event").alias("id"), node, in_scope=is_in_scope(trace, node))

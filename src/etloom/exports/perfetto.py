@@ -1,8 +1,8 @@
 """Write a Perfetto trace (.pftrace), for https://ui.perfetto.dev and Perfetto's trace processor.
 
-Tracks, slices, counters and arguments are those of the Chrome export (`etloom.exports.chrome`), in about a third of its
-bytes; for one rank the file reads back to the same events. Launches are flows from the call to its GPU activity. The
-ranks of a job are on a common clock, where collectives show that clocks of hosts differ, and read back as a job.
+The file has the tracks, slices, counters and arguments of the Chrome export (`etloom.exports.chrome`) in about a third
+of its size; a file of one rank reads back to the same events, a file of several ranks as a job. Launches are flows from
+the call to its GPU activity. If collectives show that the clocks of hosts differ, all ranks are moved to one clock.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def write(
     trace: Trace | Job,
     path: str | PathLike[str],
     *,
-    script: Annotated[str | None, "The file that findings without a line of Python are shown in."] = None,
+    script: Annotated[str | None, "The file to which findings without a Python line are attached."] = None,
     root: Annotated[str | None, "The folder of the sources: files below it are named relative to it."] = None,
 ) -> None:
     """Write the findings of a Trace or a Job as SARIF.

@@ -105,10 +105,10 @@ def convert_panics(path: Path) -> Iterator[None]:
 def detect_format(path: Path, likely: str = "") -> str | None:
     """Return the name of the reader of a file or folder, or None if it is not a trace.
 
-    A file is recognized by its first 64 KiB, decompressed (of Parquet also by its last 64 KiB); a folder by
-    the optional `sniff_folder` of a reader. An execution trace is searched as a whole for the times of an ET+, which
-    begin late where operators before the profiler's window come first, and a database for tables of rocprofv3 and of
-    Ascend.
+    A file is recognized by its first 64 KiB, decompressed (a Parquet file also by its last 64 KiB), a folder by the
+    optional `sniff_folder` of a reader. Two formats need more: an execution trace is searched to its end for the times
+    that distinguish an ET+, since operators from before the profiler's window have none; a database is searched for
+    the tables of rocprofv3 and of Ascend.
 
     Args:
         path: The file or folder.

@@ -1,10 +1,10 @@
 """JSON of NCCL's profiler plugin (ext-profiler/example): groups, collectives, messages, proxy steps, kernel channels.
 
 A collective (COLL) or message (P2P) is an event of category ``nccl_collective`` and a row of comms: communicator hash,
-sequence number, count and type, and in ``args`` algorithm, protocol and channels. Its time is that of its kernel on
-all channels (KernelCh) if the file has it; else its duration is unknown. Other begin and end pairs are events of the
-categories ``nccl_group``, ``nccl_proxy``, ``nccl_gpu``, ``nccl_net``, ... The rank is that in the communicator. If a
-process drives several GPUs, which are several ranks of a communicator, its file is a Job.
+sequence number, count and type, and in ``args`` algorithm, protocol and channels. Its time is the time of its kernel
+over all channels (KernelCh), if the file has it; else its duration is unknown. Other begin and end pairs are events of
+the categories ``nccl_group``, ``nccl_proxy``, ``nccl_gpu``, ``nccl_net``, ... The rank is the rank in the communicator.
+If a process drives several GPUs (several ranks of a communicator), its file is a Job.
 
 Times are in microseconds since the plugin started. Format: ext-profiler/example/print_event.cc of NCCL, 2.23 to 2.28.
 """

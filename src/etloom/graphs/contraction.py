@@ -1,9 +1,9 @@
 """Contract a dependency graph: merge chains of edges into single edges, to compute times after changed lags faster.
 
-The time of a point with a single incoming edge is that of the edge's source plus the lag. If such a point has a single
-outgoing edge, too, it can be left out: a chain of such edges becomes one edge whose lag is the sum of theirs, and the
-times of the other points stay. About a tenth of the points of a recorded job remain. A change of lags is added to the
-sums of the chains, and the sweep is over the small graph.
+The time of a point with a single incoming edge is the time of the edge's source plus the lag. If the point also has a
+single outgoing edge, it can be left out: a chain of edges through such points becomes one edge, whose lag is the sum of
+the chain's lags. The times of the other points do not change. About a tenth of the points of a recorded job remain. A
+change of lags is added to the sums of the chains, and times are computed on the contracted graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare ranks that run the same program: replace a rank's edge lags by the median over its peers.
 
-An edge of one rank corresponds to that of another if both connect corresponding points. Points correspond if they are
-of the same kind (start, submission or end), belong to events with the same name on the same thread or stream in the
-same step, and have the same position among these. This is the ideal of "Understanding Stragglers in Large Model
+Edges of two ranks correspond if they connect corresponding points. Points of two ranks correspond if they are of the
+same kind (start, submission or end), and belong to events that have the same name, step, thread or stream, and position
+among the events with these properties. This is the ideal of "Understanding Stragglers in Large Model
 Training Using What-if Analysis" (Lin et al., OSDI 2025), operation by operation: work takes the median over the ranks
 that do the same work, and the waits for each other follow from that.
 """

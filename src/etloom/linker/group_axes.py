@@ -5,12 +5,12 @@ A name decides (`core.parallel_axes`). A group without a telling name is recogni
 - only sends and receives: pipeline parallelism; context parallelism if the rank sends to one rank and receives from
   another one, a ring of more than two ranks;
 - all-to-all, and at most small other collectives: expert parallelism;
-- reductions and gathers: in a run with matrix products but no backward pass, tensor parallelism. With one, data
-  parallelism if the group is that of all ranks; of two kinds of groups, the one of consecutive ranks is tensor and the
-  one with a stride is data parallel.
+- reductions and gathers, in a run with matrix products but no backward pass: tensor parallelism;
+- reductions and gathers, in a run with a backward pass: data parallelism for the group of all ranks. If there are two
+  kinds of groups, groups of consecutive ranks are tensor parallel, and groups of ranks with a stride data parallel.
 
-What fits none of these stays without an axis. The group of all ranks keeps the label "world" if another group is named
-after the axis that its use suggests.
+Any other group has no axis. The group of all ranks keeps the label "world" if its use suggests an axis that another
+group has by name.
 """
 
 from __future__ import annotations

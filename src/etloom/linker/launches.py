@@ -325,8 +325,8 @@ def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarr
 
     The External id of the call is used, else that of the activity.
 
-    In some files the External ids of calls and activity are those of operators, in others they are numbers of their
-    own. They are those of operators if the operators around calls have them, and if they are not the correlation.
+    In some files External ids name operators, in others they are unrelated numbers. They are used if most operators
+    around calls have the id of the call, or, if no such operator has an id, unless they equal the correlation.
     """
     ids = arrays.to_array(events["external_id"], 0)
     activity_ids = np.where((call >= 0) & (ids[call] > 0), ids[call], ids[work])

@@ -1,8 +1,8 @@
 """Engines that run tasks on ranks: "local" (this host) or "ray" (a Ray cluster).
 
-A task is a function of etloom and a JSON text that names files; its result is files, too. So all hosts of a cluster
-need the same version of etloom and see the same paths, and only short texts pass between processes. Ray schedules the
-tasks, and runs those of a lost worker again.
+A task is a function of etloom and a JSON text that names files; its result is also written to files. Only short texts
+pass between processes, so all hosts of a cluster need the same version of etloom and must see the same paths. Ray
+schedules the tasks, and repeats the tasks of a lost worker.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _FORMAT_SIDES = {
     "ascend": "device",
     "memory-snapshot": "memory",
 }
-"""Formats of which a rank has one host and one device trace, and a memory snapshot; any other is read alone."""
+"""Format -> role of its file. A rank has at most one file per role; files of other formats are read alone."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class _Discovery:
         return rank
 
     def _drop_repeated(self, ranks: Mapping[Path, int | None]) -> dict[Path, int | None]:
-        """Return the ranks by name without those of a format in which a tree repeats one: they count within a host."""
+        """Return the rank in each file name; None for a format in which ranks repeat: they count within a host."""
         names = dict(ranks)
         if not self.is_tree or not self.searches_content:
             return names

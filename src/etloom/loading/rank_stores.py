@@ -1,8 +1,8 @@
 """Stores of linked ranks, which are opened instead of read again, and the tables of stored ranks in memory.
 
-A run that is loaded uses the user's cache; a run that is being added to a store uses the store's folder. Of tables that
-stay on disk, those of the least recently used ranks are evicted when memory is short: the memory of a verb then depends
-on the number of ranks that it needs at a time, not on that of the run.
+A run that is loaded uses the user's cache; a run that is being added to a store uses the store's folder. Tables that
+stay on disk are loaded on access, and evicted when memory is short, least recently used ranks first. The memory of a
+verb then depends on the number of ranks that it needs at a time, not on the number of ranks of the run.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
 
     Args:
         trace: A linked trace.
-        columns: Columns of events; kind, end; and those of its launch call, null if the call is outside of the trace:
-            launch (id), api, launch_ts, launch_end, operator (id).
+        columns: Columns of events; kind and end; columns of the launch call: launch (id), api, launch_ts, launch_end,
+            operator (id), null if the call is outside of the trace.
     """
     return join_columns(trace.compute_once(_launched_column, name) for name in columns)
 
@@ -276,8 +276,8 @@ def compute_window(trace: Trace) -> tuple[int, int] | None:
 def find_unknown_time(trace: Trace) -> int:
     """Return how long (ns), from the start of `find_window`, the recording does not show whether the device worked.
 
-    This is the time before the first activity, unless that started soon after its launch: the device may have worked
-    for what was launched before the recording.
+    This is the time before the first activity: the device may have run work that was launched before the recording. It
+    is 0 if the first activity started soon after its launch, because the device was idle then.
     """
     window = find_window(trace)
     if window is None or compute_activity(trace).basis != "device":

@@ -163,8 +163,8 @@ def _compute_order(
     """Return the gain (ns) by which a finding is sorted; raised above the gain of a late rank whose lateness the
     finding explains.
 
-    A late rank is a symptom. What costs mostly this rank, compared with the median of the others, and explains at least
-    `MIN_EXPLAINED` of what the job loses by its lateness, is the cause, and comes first.
+    A late rank is a symptom. A finding is the cause, and comes before the late rank, if it mostly costs this rank
+    (compared with the median of the others) and explains at least `MIN_EXPLAINED` of the job's loss by the lateness.
 
     Args:
         late_row: The row of the finding on late ranks, for the rank without whose lateness the job gains most.

@@ -333,8 +333,8 @@ def _share_gaps(view: RankView, stalls: Mapping[str, Intervals], gaps: _Gaps) ->
 def _measure_stalls(
     stalls: dict[str, Intervals], late: NDArray[np.bool_], until: NDArray[np.int64], begin: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how long (ns) the host stalled between the previous late launch and that of each gap, and the longest
-    cause; ``begin``: the start of the rank's active time, before which the device has no work to run out of."""
+    """Return for each gap how long (ns) the host stalled between the previous late launch and the launch of the gap,
+    and the longest cause. ``begin``: start of the rank's active time; stalls before it are not counted."""
     stall_ns, stall = np.zeros(len(until), np.int64), np.full(len(until), CAUSES.index("launch"))
     if late.any():
         ends = np.maximum.accumulate(until[late])

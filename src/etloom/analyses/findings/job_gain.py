@@ -240,7 +240,7 @@ def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int
 # the recording, without it, has the steps that `etloom collect` timed before the recording began.
 
 MIN_RATIO, MIN_RATIO_OF_FEW, FEW_STEPS = 1.1, 1.25, 3
-"""Recorded steps that are longer by less than this factor are those of the job; times of few steps before vary more."""
+"""Recorded steps are corrected only if they are longer by this factor; a higher one if few steps were timed before."""
 MAX_ERROR = 0.15
 """Without the overhead that is found, steps may be longer than before the recording by at most this share."""
 _MAX_QUANTILE = 0.9

@@ -27,8 +27,8 @@ COMMUNICATOR_COLUMNS: dict[str, Any] = {
     "count": pl.Int64,
     "ranks": pl.List(pl.Int64),
 }
-"""One row per communicator, property (status, error, a collective) and value. ranks: those of the communicator, null if
-a text report does not name them."""
+"""One row per communicator, property (status, error, a collective) and value. ranks: ranks with this value, numbered as
+in the communicator; null if a text report does not name them."""
 _MAX_VALUES = 4
 _MAX_JOB_RANKS = 1 << 20
 

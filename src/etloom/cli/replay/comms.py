@@ -50,14 +50,14 @@ class SourceOptions:
     ranks: Annotated[str | None, "The recorded ranks to replay, such as 0,8-15."] = None
     shrink: Annotated[
         bool,
-        "Replay the first recorded ranks on fewer processes: groups keep the members that are replayed, "
-        "sizes that are divided among them shrink, and calls without another member are skipped.",
+        "Replay only the first recorded ranks, one per process. Groups shrink to these ranks, tensors that are split "
+        "among ranks shrink in proportion, and calls that are left with one rank are skipped.",
     ] = False
     only: Annotated[str | None, "Only these collectives, such as all_reduce,send,recv."] = None
     first: Annotated[int | None, "Only the first N calls of each rank.", Flag(type=click.IntRange(min=1))] = (
         None
     )
-    scale: Annotated[float, "Factor for the sizes.", Flag(type=FiniteFloat(min=0.0))] = 1.0
+    scale: Annotated[float, "Factor for all tensor sizes.", Flag(type=FiniteFloat(min=0.0))] = 1.0
 
     def run_path(self) -> Path:
         """Return the path of the run to replay, from the positional argument or else the option."""
@@ -119,10 +119,10 @@ def comms(
 
     Every process runs this command; torchrun, mpirun or srun sets its rank. Rank 0 makes the plan, prints the result
     and writes the files. Sizes, types, groups, roots, peers, reduce operations and the calls in flight at the same time
-    are those of the recording; calls that cannot be replayed are listed with the reason. Latencies are from a call to
-    its completion on each rank; count and total are over all repeats and ranks. Bytes are those of etloom analyze
-    collectives: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank contributes;
-    the maximum over the ranks. --dry-run prints what each rank contributes.
+    are as recorded; calls that cannot be replayed are listed with the reason. Latencies are from a call to its
+    completion on each rank; count and total are over all repeats and ranks. Bytes are defined as in etloom analyze
+    collectives: the whole result of an all-gather, the whole input of a reduce-scatter, otherwise the contribution of a
+    rank; the largest value over the ranks. --dry-run prints the contribution of each rank.
 
     Examples:
 

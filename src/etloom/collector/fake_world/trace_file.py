@@ -48,8 +48,8 @@ def write_trace(
         path: The file, ending in .json.gz.
         steps: Number and operators of each step.
         groups: pg_name, pg_desc, ranks and group_size of each process group.
-        rank: The rank, for the ranks within its groups.
-        peak_memory_bytes: Peak memory of the device, an attribute of each step.
+        rank: The recorded rank; its position in each process group follows from it.
+        peak_memory_bytes: Peak memory of the device; written as an attribute of each step.
     """
     nodes = list(_NodeBuilder(groups, rank).build(steps, {"peak_memory_bytes": peak_memory_bytes}))
     document = {

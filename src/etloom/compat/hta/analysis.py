@@ -79,13 +79,13 @@ _ANSWERS: dict[str, dict[str, pl.Expr]] = {
         "avg_runtime_delay": pl.col("runtime_delay_ns") / US,
     },
 }
-"""Analysis -> HTA's columns, and what they are in the answer of the analysis."""
+"""Analysis -> HTA's column -> expression over the columns of the analysis."""
 
 
 class TraceAnalysis(Counters, CriticalPath):
     """HTA's view of a run, read from ``trace_files`` ({rank: file}, or files) or from all traces in ``trace_dir``.
 
-    Relative names of ``trace_files`` that do not exist are those of ``trace_dir``.
+    A relative name in ``trace_files`` that does not exist is looked up in ``trace_dir``.
 
     ``t`` is the `HtaTrace`, ``job`` etloom's.
 

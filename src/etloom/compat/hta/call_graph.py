@@ -1,7 +1,7 @@
 """HTA's ``hta.common.trace_call_graph.CallGraph``: call stacks of threads, as columns of the frames of a Trace.
 
-Nesting and launches are those of etloom. Where HTA hangs all of a backward thread below the last backward annotation of
-the main thread, here an outermost event hangs below the annotation during which it begins.
+Nesting and launches are computed by etloom. One difference: HTA makes all events of a backward thread children of the
+last backward annotation of the main thread; here an outermost event is a child of the annotation in which it begins.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class CallGraph:
 
 
 def _find_parents(trace: HtaTrace, rank: int, frame: pd.DataFrame) -> NDArray[np.int64]:
-    """Return for each row that of the event around it, of GPU activity that of its launch; -1 if there is none."""
+    """Return the parent of each row: the row of the event around it, for GPU activity of its launch; -1 for none."""
     tables = trace.job[rank]
     index = dict(frame_indices(tables).select("id", "index").iter_rows())
     row = {number: place for place, number in enumerate(frame["index"].tolist())}

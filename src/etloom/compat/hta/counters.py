@@ -143,9 +143,9 @@ class Counters(RunAccess):
     def get_cupti_counter_data_with_operators(self, ranks: Sequence[int] | None = None) -> list[pd.DataFrame]:
         """Return a frame per rank with a row per measured kernel: its hardware counters and the operators around it.
 
-        Columns: those of a trace with name and cat as text, the counters, index_runtime (of its launch call), op_stack
-        (the operators around that call, the outermost first), top_level_op and bottom_level_op ("" without operators).
-        Ranks without counters are left out.
+        Columns: the columns of a trace (name and cat as text), the counters, index_runtime (index of the launch call),
+        op_stack (the operators around the launch call, outermost first), top_level_op and bottom_level_op ("" without
+        operators). Ranks without counters are left out.
 
         Raises AnalysisError where kernels cannot be joined to launches by their order.
         """

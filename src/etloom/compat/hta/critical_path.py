@@ -1,7 +1,7 @@
 """Computes HTA's critical path of the part of a rank inside an annotation, from etloom's dependency graph.
 
-A node is the point in time between two pieces of the path: the start or the end of an event. Edges are the pieces.
-HTA's graph has nodes for all events of the part; this one has those of the path only.
+A node is a point in time: the start or the end of an event. An edge is the piece of the path between two nodes. The
+graph contains only the path, whereas HTA's graph contains all events inside the annotation.
 """
 
 from __future__ import annotations
@@ -313,12 +313,12 @@ class CriticalPath(RunAccess):
     ) -> str:
         """Write a trace that shows the critical path to output_dir/overlaid_critical_path_NAME, and return that file.
 
-        It holds the trace with an argument ``critical`` on what is on the path, and as arrows called critical_path the
-        path's dependencies, launches and synchronizations. Their arguments are type (that of
-        get_critical_path_breakdown), critical and weight (us).
+        Events on the path get the argument ``critical``. Arrows named critical_path show the path's dependencies,
+        launches and synchronizations, with the arguments type (as in get_critical_path_breakdown), critical and weight
+        (us).
 
-        only_show_critical_events: leave out all else but annotations and Python frames. show_all_edges: draw every
-        edge between different events, where all events are shown.
+        only_show_critical_events: keep only events on the path, annotations and Python frames. show_all_edges: draw
+        every edge between different events; needs only_show_critical_events=False.
         """
         if rank not in critical_path_graph.job:
             raise AnalysisError(

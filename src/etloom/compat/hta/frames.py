@@ -45,7 +45,7 @@ _ABSENT: dict[str, Any] = {
     **dict.fromkeys(("collective_name", "msg_dtype"), ""),
     **dict.fromkeys(("in_split_size", "out_split_size"), "[]"),
 }
-"""What HTA writes for nothing, where it is not -1."""
+"""Column -> HTA's value for an absent one; it is -1 in other columns."""
 _LISTS = tuple(_FACTS["arguments"])
 COLUMNS = (
     *("index", "cat", "name", "pid", "tid", "ts", "dur", "stream", "correlation", "bytes", "memory_bw_gbps"),

@@ -71,9 +71,13 @@ def add_critical_path(
 ) -> Trace:
     """Mark events on the critical path by the argument ``critical``; draw edges of the dependency graph as arrows.
 
-    edges: As from `build_edge_arrows`, with HTA's type. Those of the path that are a dependency, a launch or a
-    synchronization are drawn.
-    only_critical: without other events but annotations and Python frames. all_edges: unless only_critical, draw all.
+    Args:
+        trace: The linked trace.
+        path: Events on the critical path (column event).
+        edges: The result of `build_edge_arrows` with HTA's edge types. By default only dependencies, launches and
+            synchronizations on the path are drawn.
+        only_critical: Keep only events on the path, annotations and Python frames.
+        all_edges: Draw all edges; ignored with only_critical.
     """
     events = trace.events
     on_path = events["id"].is_in(path["event"].drop_nulls().cast(pl.UInt32).implode())

@@ -125,8 +125,8 @@ def add_memory_counters(trace: Trace) -> Trace:
 def format_ranks(
     traces: dict[int, Trace], base: int, *, with_flow_ids: bool = False, is_numbered: bool = False
 ) -> Iterator[RankFormatter]:
-    """Yield a formatter of each rank; those of several ranks (with ``is_numbered`` that of one, too) number processes
-    and arrows one after the other, and name processes after their rank."""
+    """Yield a formatter of each rank. Processes and arrows are numbered consecutively over the ranks. Processes are
+    named after their rank if there are several ranks or ``is_numbered`` is set."""
     first_pid, first_flow = 1, 1
     for rank, trace in traces.items():
         number = rank if is_numbered or len(traces) > 1 else None

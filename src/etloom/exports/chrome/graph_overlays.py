@@ -78,8 +78,8 @@ def build_edge_arrows(trace: Trace, first: int) -> pl.DataFrame:
         first: Number of the first arrow.
 
     Returns:
-        The ends of the arrows: ph, ts, flow (number of the arrow), id (of the event), and of the edge kind, category
-        (that of the event that its time belongs to), time_ns and is_critical (it is on the critical path).
+        One row per end of an arrow: ph, ts, flow (number of the arrow), id (of the event), and columns of the edge:
+        kind, category (of the event that takes the edge's time), time_ns, is_critical (it is on the critical path).
     """
     graph = build_graph(Job({trace.rank or 0: trace})).graph
     source, target = graph.source, graph.target

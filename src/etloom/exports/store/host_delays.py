@@ -1,11 +1,11 @@
 """Find hosts, ranks and racks that delay others, over all runs of a store.
 
-A host delays a communication from the last arrival of a rank of another host to the last arrival of its own ranks, if
-these arrive last, and at most as long as a rank of another host waits. It is slow in a run if one of its delays exceeds
-the uncertainty of the clocks, their sum is at least min_pct of the run, and at least OUTLIER times that of the median
-of the other hosts: in every run some host is last at some communication. Ranks and racks are compared likewise, ranks
-with those of their kind. Delays at the first recorded communication of a group do not count: they come from before the
-recording.
+A host delays a communication if one of its ranks arrives last. The delay lasts from the last arrival of a rank of
+another host to the last arrival of its own ranks, and at most as long as a rank of another host waits. In every run
+some host is last at some communication, so a host is slow in a run only if one of its delays exceeds the uncertainty of
+the clocks, and the sum of its delays is at least min_pct of the run and OUTLIER times the median sum of the other
+hosts. Racks are compared likewise, and each rank with the ranks of its kind. Delays at the first recorded communication
+of a group do not count: their cause lies before the recording.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from etloom.formats.tables.building import build_trace, sort_events
 TABLES = frozenset({"STRING_IDS", "TASK"})
 _LATEST = 1 << 61
 DEVICE_PID, COLLECTIVE_PID = 1 << 40, 1 << 41
-"""Process numbers of device 0 and of its collectives, which those of other devices follow."""
+"""Process numbers of device 0 and of its collectives; device n has the n-th number after them."""
 _FIRST_OPERATOR = 1 << 40
 """The lowest External id of an operator; connection numbers are below."""
 _FIRST_PLANE = 1 << 20
-"""The lowest track of tasks of collectives; those of collectives are below."""
+"""The lowest track number of tasks of collectives; the tracks of the collectives themselves have lower numbers."""
 _READ = frozenset(
     [
         "STRING_IDS",

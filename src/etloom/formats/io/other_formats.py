@@ -28,9 +28,9 @@ class OtherFormat:
     inside: bytes = b""
     """Bytes among the first 512."""
     tables: frozenset[str] = frozenset()
-    """Tables of a SQLite file, all of which it has; of a name that ends in an asterisk, one that begins so."""
+    """Tables that a SQLite file must have; a name that ends in an asterisk stands for any table with that prefix."""
     columns: frozenset[str] = frozenset()
-    """Columns of the header of a CSV file, all of which it has, in lower case."""
+    """Columns that the header of a CSV file must have, in lower case."""
     suffixes: tuple[str, ...] = ()
     """Ends of the name, in lower case."""
 

@@ -33,7 +33,10 @@ EVENT_COLUMNS = {
 
 @dataclass
 class EventTables:
-    """Events of one kind of activity; ``sides`` has related rows of other tables, keyed by the event's row ``row``."""
+    """Events of one kind of activity.
+
+    ``sides``: table name -> related rows; their column ``row`` is the index of a row of ``events``.
+    """
 
     events: pl.DataFrame
     sides: dict[str, pl.DataFrame] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from etloom.formats.io.json_text import load_json
 from etloom.formats.io.mirror import ensure_local
 
 KEY = "crc32"
-"""Of a meta.json: name of a file -> CRC-32 of its content. Folders that older versions saved have none."""
+"""Key of a meta.json: file name -> CRC-32 of the content. Folders saved by older versions lack it."""
 _BLOCK_BYTES = 1 << 24
 _MAX_SMALL_BYTES = 1 << 20
 """Files whose checksum is computed faster than the metadata of their Parquet is read."""

@@ -45,8 +45,8 @@ from etloom.formats.io.protobuf_fields import LENGTH, VARINT, MessageData
 from etloom.formats.perfetto.rocprofv3 import categorize
 
 RANKS_MEMBER = "etloom_ranks"
-"""Member of a file of several ranks, or with tracks of an analysis: rank -> processes (that of the file -> the recorded
-one), header, clock."""
+"""Member of a file that has several ranks or tracks of an analysis: rank -> processes (number in the file -> recorded
+number), header, clock."""
 _MAX_BYTES = 1 << 36
 _CHUNK = 1 << 20
 _ZSTD_CHUNK = 1 << 11

@@ -21,7 +21,8 @@ _ACTIVITIES = ("kernel_dispatch", "memory_copy")
 def categorize(trace: Trace) -> Trace:
     """Return a trace of rocprofv3 with Kineto's categories; any other trace as it is.
 
-    GPU activity gets the number of its agent among those with activity as device, that of its track as stream.
+    The device of GPU activity is the number of its agent, counted over agents with activity; the stream is the number
+    of its track.
     """
     events = trace.events
     if not is_in(events["cat"], list(_CATEGORIES)).any():

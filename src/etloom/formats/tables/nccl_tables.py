@@ -55,8 +55,8 @@ def build_communication_tables(
     """Build the events, comms and groups tables from collectives that NCCL's profilers recorded.
 
     Args:
-        rows: Communications: name, ts and dur (ns; None if unknown), pid, tid, position; details (`DETAILS` and what
-            else the file states); and columns of comms, of which pg_name is the communicator.
+        rows: Communications: name, ts and dur (ns; None if unknown), pid, tid, position; details (`DETAILS` and other
+            facts that the file states); columns of comms, where pg_name is the communicator.
         others: Events of other categories, with ``position``.
         stats: Receives rows about values that no column can hold.
     """

@@ -1,10 +1,15 @@
 """Estimates FLOPs and bytes of XLA's operations from the programs (HloProto) that a profile contains.
 
-flops: 2 per product and sum of a dot, a convolution or a library's call of these (cuBLAS, cuDNN), and of fused
-attention (TransformerEngine, cuDNN) for the pairs that the mask keeps; one per element of elementwise operations, and
-per element of what is reduced; of a fusion, those of its operations. bytes: each operand and result once, without
-scratch memory; of an operand that a fusion only slices, the slices; of a buffer that it updates in place, the update.
-Operations of unknown arithmetic (other custom calls, sort, ...) have bytes only.
+flops:
+
+- dot, convolution, and calls of cuBLAS and cuDNN for these: 2 per multiply-add
+- fused attention (TransformerEngine, cuDNN): the same, for the pairs that the mask keeps
+- elementwise operation: 1 per element; reduction: 1 per element of the input
+- fusion: the sum over its operations
+- others (other custom calls, sort, ...): unknown; these operations have bytes only
+
+bytes: each operand and result counts once; scratch memory does not count. If a fusion only slices an operand, the
+slices count; if it updates a buffer in place, the update counts.
 
 Messages and field numbers: xla/service/hlo.proto and xla/xla_data.proto of openxla/xla.
 """
@@ -106,7 +111,7 @@ _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 
 @dataclass(frozen=True)
 class Shape:
-    """Type and dimensions of an array; of a tuple, those of its first array, and the bytes of all.
+    """Type, dimensions and bytes of an array. A tuple has type and dimensions of its first array, and the bytes of all.
 
     ``scratch``: bytes of arrays in a tuple that libraries use as scratch memory.
     """

@@ -56,8 +56,8 @@ def attribute_graphs(trace: Trace) -> Trace:
 
 # Eager runs of a captured step: the kernels that a graph replays, launched one after the other without the graph.
 #
-# Where no capture was recorded, the operators of such a run are those of the graph: engines run each step eagerly
-# before they capture it, and fall back to that.
+# If no capture was recorded, the operators of an eager run also describe the graph: engines run each step eagerly
+# before they capture it, and whenever they cannot replay the graph.
 
 Rows = NDArray[np.int64]
 
@@ -65,7 +65,7 @@ MIN_KERNELS = 3
 """Shorter sequences occur by chance."""
 MAX_WINDOWS = 32
 MIN_EQUAL_GRIDS = 0.95
-"""Least share of kernels whose grid is that of the run's, where both state it: else the shapes differ."""
+"""Least share of kernels with the same grid in graph and eager run, if both state it; below it the shapes differ."""
 
 
 def find_eager_runs(trace: Trace, replays: Replays, captures: list[Capture]) -> CapturedEvents | None:

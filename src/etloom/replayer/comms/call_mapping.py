@@ -69,8 +69,8 @@ def _map_call(
 ) -> Call:
     """Convert a recorded call to a planned `Call`; `map_calls` then sets index, gap, recorded duration and waits.
 
-    torch.distributed sorts the ranks of a group that it creates. So are those of the call, along with the sizes that
-    are divided among them; a group that was created unsorted (sort_ranks=False) is replayed sorted.
+    The ranks of the call's group are sorted, since torch.distributed sorts the ranks of a group that it creates; sizes
+    per rank are reordered likewise. A group that was created unsorted (sort_ranks=False) is replayed sorted.
 
     Raises:
         _NotReplayable: The call has no meaning among the replayed ranks, or something was not recorded.

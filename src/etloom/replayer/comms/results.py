@@ -114,11 +114,11 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
     """Summarize latency, skew and bandwidth of calls over all ranks and repeats (SUMMARY_COLUMNS).
 
     Count and total are over all ranks and repeats: a call of 4 ranks counts 20 times in 5 repeats. Latency is until
-    completion on each rank. Skew is between the first and the last rank to make a call. Bytes are those of the analysis
-    `collectives`: the whole result of an all-gather, the whole input of a reduce-scatter, else what a rank contributes;
-    the maximum over the ranks of a call. Bandwidths are bytes over the median time from the last rank's call to the
-    last completion, with the factors of nccl-tests; for an uneven all-to-all the maximum that a rank sends to or
-    receives from others. GB is 1e9 B.
+    completion on each rank. Skew is between the first and the last rank to make a call. Bytes are defined as in the
+    analysis `collectives`: the whole result of an all-gather, the whole input of a reduce-scatter, otherwise the
+    contribution of a rank; the largest value over the ranks of a call. Bandwidth is bytes divided by the median time
+    from the last rank's call to the last completion, with the factors of nccl-tests; for an uneven all-to-all, bytes
+    are the maximum that a rank sends to or receives from others. GB is 1e9 B.
 
     Args:
         table: Calls (CALL_COLUMNS).

@@ -2,8 +2,8 @@
 
 These kernels were found by calling the operators of aten, torch 2.13, on a CPU with each argument smaller, larger, with
 other strides or another number than the rest requires, with protected memory behind every tensor. Among the operators
-that run for traces of unknown origin, those of `SIZE_CHECKS` accessed that memory. Most are backward operators, which
-torch calls with results of the forward operator.
+that may run for untrusted traces, the operators in `SIZE_CHECKS` accessed the protected memory. Most of them are
+backward operators, which torch calls with results of the forward operator.
 """
 
 from __future__ import annotations

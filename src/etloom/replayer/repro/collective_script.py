@@ -31,7 +31,7 @@ IS_LIST = False  # whether it takes a list of tensors where torch also takes one
 # END recorded call
 
 GLOO_DTYPES = {torch.int16: torch.float16, torch.uint16: torch.float16, torch.uint32: torch.int32}
-"""Types that gloo lacks, and one of the same size; of those of one byte: uint8."""
+"""Type that gloo lacks -> a type of the same size that it has; a type of one byte becomes uint8."""
 WARMUP, CALLS = 3, 30
 
 

@@ -456,8 +456,8 @@ def _find_blocks(
 def _find_pools(
     operations: pl.DataFrame, history: pl.DataFrame, ends: pl.DataFrame, pools: dict[str, int]
 ) -> Int64Array:
-    """Return the private pool of each operation: as stated (PyTorch 2.13 does), or else that of the segment at its
-    address, from the entry that takes the segment."""
+    """Return the private pool of each operation: as recorded (PyTorch 2.13), or else the pool of the segment at the
+    operation's address, from the entry that allocates the segment on."""
     if history["pool"].null_count() < history.height:
         stated = operations["pool"].replace_strict(pools, default=0, return_dtype=pl.Int64)
         return stated.fill_null(0).to_numpy()
@@ -480,8 +480,8 @@ def _find_pools(
 def _insert_pool_releases(
     history: pl.DataFrame, operations: pl.DataFrame, pools: dict[str, int]
 ) -> Int64Array:
-    """Return the order of the operations, each as its number, with the release of each private pool (-1 - its number)
-    before the operation that first returns a segment of it: the allocator keeps those of a pool in use."""
+    """Return the order of the operations as their numbers, with releases of private pools inserted (-1 - pool number).
+    A release precedes the first free of a segment of the pool: the allocator keeps the segments of a pool in use."""
     order = np.arange(operations.height)
     releases = history.filter(
         pl.col("action").is_in(["segment_free", "segment_unmap"]) & pl.col("pool").is_not_null()
@@ -552,10 +552,10 @@ PLACES: dict[str, Callable[[list[str]], str | None]] = {
 
 
 class ModuleCall(NamedTuple):
-    """The part of a stack inside of a call of a module.
+    """A call of a module in a stack.
 
-    ``entry``: the frame of the module's forward, or the module's name. ``inner``: the frames inside of the call.
-    ``is_named``: calls of different modules differ in ``entry``.
+    ``entry``: the module's name if the stack has one, else the frame of the module's forward. ``inner``: the frames
+    inside of the call. ``is_named``: ``entry`` is a name; a frame of forward is the same for all modules of a class.
     """
 
     entry: str

@@ -60,9 +60,9 @@ _STEP = 2 * MIB
 _MIN_HELP = 0.99
 """Share of the needed memory above which a change does not help."""
 _MAX_MODULES = 8
-"""Modules of which checkpointing is tried."""
+"""Number of modules for which checkpointing is tried."""
 _MAX_OPERATIONS = 200_000
-"""Longest program of which the needed memory is searched, which takes some twenty simulations."""
+"""Largest number of operations for which the needed memory is computed: the search takes about 20 simulations."""
 
 
 def compare_changes(
@@ -449,14 +449,14 @@ def _rebuild(program: Program, calls: list[_Call], freed_at: Int64Array) -> Prog
 def scale_batch(program: Program, other: Program | None, factor: float) -> Program:
     """Return the program with a batch of ``factor`` times the size.
 
-    Which sizes grow, and by how much, follows from a second recording of the same program with another batch: the n-th
-    request with a stack belongs to the n-th request with it there. The ratio of the batches is that of most bytes, and
-    each size is a constant plus a part that grows with the batch.
+    A second recording of the same program with another batch shows which sizes grow, and by how much: the n-th request
+    with a stack corresponds to the n-th request with the same stack. The ratio of the batches is the median ratio of
+    changed sizes, weighted by bytes. Each size is a constant plus a part that is proportional to the batch.
 
     Args:
         program: The recorded program.
         other: The program recorded with another batch.
-        factor: Of the batch.
+        factor: New batch size, relative to the recorded one.
 
     Raises:
         AnalysisError: No second recording was given, its batch is the same, or its program differs: more than 1 % of

@@ -1,9 +1,9 @@
 """Find kernels that a single step runs in addition to those of similar steps: evaluation, image logging, autotuning.
 
-Eight or more kernels that a single step runs and the others, most of which are alike, do not. Steps are
-compared with those that call optimizers as often. Kernels that more than one step adds belong to another kind
-of step (gradient accumulation, a validation every so many steps), and a step that repeats most of the usual
-kernels is a longer one (more micro-batches, longer sequences): neither is additional work.
+A single step runs eight or more kernels that the other steps do not run, and most other steps are alike. A step is
+compared with the steps that call optimizers equally often. Two cases are not additional work: kernels that
+several steps add belong to another kind of step (gradient accumulation, a periodic validation), and a step
+that repeats most of the usual kernels is a longer step (more micro-batches, longer sequences).
 
 Cost: these kernels.
 Confidence: medium.
