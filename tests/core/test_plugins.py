@@ -21,7 +21,7 @@ from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "plugins.md"
 Outcome = tuple[int, str, str]
-Install = Callable[[str], None]
+Install = Callable[..., None]
 GOOD = '''"""Count events by name."""
 import polars as pl
 SCOPE = "rank"
@@ -35,14 +35,14 @@ def analyze(trace, *, top: int = 2):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put the source of an analysis where pip would: a distribution with an entry point."""
+    """Put the source of a plugin where pip would: a distribution with an entry point."""
 
-    def write(source: str) -> None:
+    def write(source: str, kind: str = "analyses") -> None:
         site = tmp_path / "site"
         information = site / "shop_tools-1.0.dist-info"
         information.mkdir(parents=True, exist_ok=True)
         (information / "METADATA").write_text("Metadata-Version: 2.1\nName: shop-tools\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text("[etloom.analyses]\nshop-count = shop_count\n")
+        (information / "entry_points.txt").write_text(f"[etloom.{kind}]\nshop-count = shop_count\n")
         (site / "shop_count.py").write_text(source)
         monkeypatch.syspath_prepend(site)
         monkeypatch.delitem(sys.modules, "shop_count", raising=False)
@@ -74,7 +74,7 @@ def test_an_analysis_of_another_package_is_one_of_ours(
 
 
 def test_the_example_of_the_page_runs(run: Path, install: Install, call: Callable[..., Outcome]) -> None:
-    source = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    source = read_page_example(0)
     assert len(source.strip().splitlines()) <= 20
     install(source)
     status, out, err = call("analyze", "shop-count", run, "--format", "json")
@@ -111,6 +111,14 @@ def test_the_page_lists_all_that_a_module_must_contain() -> None:
             "defines COLUMNS = \"['name']\"; expected: dict of str to polars type",
         ),
         (
+            GOOD.replace("pl.UInt32}", '"count"}'),
+            "expected: dict of str to polars type",
+        ),
+        (
+            GOOD.replace("*, top", "top"),
+            "declares the option 'top' of analyze without * before it",
+        ),
+        (
             GOOD.replace("def analyze", "analyze = 3\ndef other"),
             "defines analyze = '3'; expected: function ",
         ),
@@ -131,6 +139,42 @@ def test_a_broken_one_is_a_row_of_the_list_and_harms_no_other(
     assert call("analyze", "steps", run)[0] == 0
     status, out, err = call("analyze", "shop-count", run)
     assert status == 1 and reason in err and err.count("\n") == 1 and out == ""
+
+
+def read_page_example(number: int) -> str:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
+
+
+def write_lines(folder: Path) -> Path:
+    path = folder / "rank_3.txt"
+    path.write_text("# shop lines 1\nresize 10.5 3.25\nload 2 1\n")
+    return path
+
+
+def test_the_reader_of_the_page_reads(tmp_path: Path, install: Install) -> None:
+    install(read_page_example(1), "readers")
+    (trace,) = etloom.open(write_lines(tmp_path), use_cache=False).values()
+    assert trace.query("select name, ts, dur from events").rows() == [
+        ("load", 2000, 1000), ("resize", 10_500, 3250),
+    ]  # fmt: skip
+    assert trace.stats.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("return head.", "return head.no.", "AttributeError: 'bytes' object has no attribute 'no'"),
+        ("return Trace(", "return dict(", "dict expected at most 1 argument, got 2"),
+        ("return Trace(", "return events\n    Trace(", "read returns DataFrame; expected a Trace or a Job"),
+    ],
+)
+def test_a_reader_that_fails_is_named(
+    old: str, new: str, reason: str, tmp_path: Path, install: Install, call: Callable[..., Outcome]
+) -> None:
+    install(read_page_example(1).replace(old, new), "readers")
+    status, out, err = call("info", write_lines(tmp_path))
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "the reader 'shop-count' of package shop-tools failed: " in err and reason in err
 
 
 def test_one_that_raises_is_named(run: Path, install: Install, call: Callable[..., Outcome]) -> None:

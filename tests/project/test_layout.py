@@ -260,7 +260,7 @@ etloom.export(job, {str(tmp_path / "a.parquet")!r})
     assert "torch" not in loaded_after(code)
 
 
-@pytest.mark.parametrize("module", ["api", "cli.run_arguments", "core.names", "loading", "loading.worker"])
+@pytest.mark.parametrize("module", ["api", "cli.run_arguments", "core.names", "loading", "loading.engines"])
 def test_numpy_is_imported_before_polars(module: str) -> None:
     """Otherwise polars reaches numpy through a proxy, and converting an array takes twice as long."""
     code = f"import etloom.{module}, sys; print(*sys.modules)"

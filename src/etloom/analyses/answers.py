@@ -70,10 +70,10 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
         refused = _find_refusals(job, analysis)
         if refused:
             job = Job({rank: job[rank] for rank in job if rank not in refused}, job.meta, job.run_stats)
-        return Answer(analyze(job.map(linker.linked)), refused)
+        return Answer(analyze(linker.linked_ranks(job)), refused)
     if not isinstance(run, Job):
         return Answer(analyze(linker.linked(run)))
-    result = answer_by_rank(run, {name: lambda trace: analyze(linker.linked(trace))})[name]
+    result = answer_by_rank(run, {name: (name, options)})[name]
     if result.refused and len(result.refused) == len(run):
         raise next(iter(result.refused.values()))
     return result
@@ -169,31 +169,29 @@ def select_changed_options(name: str, options: Mapping[str, Any]) -> dict[str, A
     return {key: value for key, value in options.items() if value != defaults.get(key)}
 
 
-def answer_by_rank(job: Job, analyses: Mapping[str, Callable[[Trace], pl.DataFrame]]) -> dict[str, Answer]:
+def answer_by_rank(job: Job, questions: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Answer]:
     """Run analyses on every rank, and return their concatenated tables and the reasons of ranks without an answer.
 
     All analyses of a rank run before those of the next, so that the tables of one rank are in memory at a time.
 
     Args:
         job: the ranks.
-        analyses: name -> function of a rank's trace.
+        questions: any key -> name and options of an analysis of ranks.
 
     Returns:
         The answer to each analysis, with a ``rank`` column first; an empty table without columns if no rank can answer.
     """
-    tables: dict[str, list[pl.DataFrame]] = {name: [] for name in analyses}
-    refused: dict[str, dict[int, AnalysisError]] = {name: {} for name in analyses}
+    tables: dict[str, list[pl.DataFrame]] = {key: [] for key in questions}
+    refused: dict[str, dict[int, AnalysisError]] = {key: {} for key in questions}
     for rank, trace in job.items():
-        for name, analyze in analyses.items():
+        for key, (name, options) in questions.items():
             try:
-                table = analyze(trace)
+                tables[key].append(_add_rank(answer(trace, name, **options).table, rank))
             except AnalysisError as error:
-                refused[name][rank] = error
-                continue
-            tables[name].append(_add_rank(table, rank))
+                refused[key][rank] = error
     return {
-        name: Answer(pl.concat(frames) if frames else pl.DataFrame(), refused[name])
-        for name, frames in tables.items()
+        key: Answer(pl.concat(frames) if frames else pl.DataFrame(), refused[key])
+        for key, frames in tables.items()
     }
 
 

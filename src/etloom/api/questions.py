@@ -86,7 +86,7 @@ def graph(run: Run) -> DependencyGraph:
     from etloom.graphs import build_graph
 
     opened = as_run(run)
-    return build_graph(opened.map(linker.linked) if isinstance(opened, Job) else linker.linked(opened))
+    return build_graph(linker.linked_ranks(opened) if isinstance(opened, Job) else linker.linked(opened))
 
 
 @verb
@@ -120,7 +120,7 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
                 f"expected a change, got {type(change).__name__}",
                 remedy='simulate(run, "comm x0", "op x0.5")',
             )
-    return simulator.simulate(job.map(linker.linked), parsed)
+    return simulator.simulate(linker.linked_ranks(job), parsed)
 
 
 @verb
@@ -192,7 +192,7 @@ def plan(
         raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus!r}", option="gpus")
     if isinstance(job, (Trace, Job)) or names_recording(job):
         name = "recording" if isinstance(job, (Trace, Job)) else Path(job).name
-        described = describe_recorded_job(_link_ranks(as_job(job)), name)
+        described = describe_recorded_job(linker.linked_ranks(as_job(job)), name)
     else:
         described = read_job(job)
     return plan_job(described, read_cluster(cluster, gpus), parallel)
@@ -240,7 +240,7 @@ def predict(
     from etloom.simulator.prediction import predict as predict_job
     from etloom.simulator.untimed import has_times, predict_untimed
 
-    job = as_job(run).map(linker.linked)
+    job = linker.linked_ranks(as_job(run))
     if not has_times(job):
         for option, value in (("ranks", ranks), ("parallel", parallel), ("host", host)):
             if value is not None:
@@ -277,7 +277,7 @@ def diff(before: Run, after: Run) -> Difference:
     """
     from etloom.comparison import Difference
 
-    return Difference(*(_link_ranks(as_job(run)) for run in (before, after)))
+    return Difference(*(linker.linked_ranks(as_job(run)) for run in (before, after)))
 
 
 @verb
@@ -304,7 +304,7 @@ def compare(runs: Mapping[str, Run], *, by: str = "category") -> pl.DataFrame:
 
     if not runs:
         raise InvalidValue("runs is empty", remedy="pass a name and a run for each, as in {'eager': 'run/'}")
-    return tabulate_runs({name: _link_ranks(as_job(run)) for name, run in runs.items()}, by)
+    return tabulate_runs({name: linker.linked_ranks(as_job(run)) for name, run in runs.items()}, by)
 
 
 @verb
@@ -346,12 +346,7 @@ def _open_runs(path: StrPath | None) -> Iterator[Job]:
         return
     source = Path(path)
     runs = [run_folder(source, name) for name in list_runs(source)] if is_store(source) else [source]
-    yield from (_link_ranks(as_job(run)) for run in runs)
-
-
-def _link_ranks(job: Job) -> Job:
-    """Link the ranks of a job; a run from a store is returned unchanged, because its ranks are linked already."""
-    return job.map(linker.linked) if job.stored is None else job
+    yield from (linker.linked_ranks(as_job(run)) for run in runs)
 
 
 @verb
@@ -383,7 +378,7 @@ def check(
     """
     from etloom.comparison.gate import explain_row, judge_regression
 
-    sides = [[_link_ranks(as_job(run)) for run in _as_runs(side)] for side in (runs, baselines)]
+    sides = [[linker.linked_ranks(as_job(run)) for run in _as_runs(side)] for side in (runs, baselines)]
     table = judge_regression(sides[0], sides[1], max_regression_pct, metrics)
     return CheckResult(table, tuple(tuple(explain_row(table, row)) for row in range(table.height)))
 
@@ -473,7 +468,7 @@ def report(run: Run | Difference | list[Difference], path: OutPath) -> Path:
         with writing(target):
             difference_page.write_page(differences, target)
         return target
-    job = _link_ranks(as_job(run, for_report=True))  # type: ignore[arg-type]
+    job = linker.linked_ranks(as_job(run, for_report=True))  # type: ignore[arg-type]
     with writing(target):
         html_report.write_page(job, target)
     return target
@@ -497,7 +492,7 @@ def show(run: Run, *, height: int = 900) -> NotebookPage:
     from etloom.reports import html_report
     from etloom.reports.page import NotebookPage
 
-    return NotebookPage(html_report.render_page(_link_ranks(as_job(run, for_report=True))), height)
+    return NotebookPage(html_report.render_page(linker.linked_ranks(as_job(run, for_report=True))), height)
 
 
 @verb
@@ -552,7 +547,7 @@ def plot(run: Run, what: str, **options: Any) -> altair.Chart:
     """
     from etloom.reports.plot import plot as draw
 
-    return draw(as_job(run).map(linker.linked), what, **options)
+    return draw(linker.linked_ranks(as_job(run)), what, **options)
 
 
 def _as_runs(runs: Run | Sequence[Run]) -> Sequence[Run]:

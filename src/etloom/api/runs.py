@@ -220,7 +220,7 @@ def select(
     """
     opened = as_run(run)
     part = selection.select_part(
-        as_job(opened).map(linker.linked),
+        linker.linked_ranks(as_job(opened)),
         ranks=as_collection(rank),
         step=step,
         time=parse_time_range(time) if isinstance(time, str) else time,

@@ -17,8 +17,6 @@ from etloom.core.urls import clean_url
 if TYPE_CHECKING:
     from etloom.core.trace import Job, Trace
 
-_DEFAULTS: dict[str, Any] = {"iterations": "best", "inter_thread_threshold_us": 1000.0}
-
 
 @dataclass(frozen=True)
 class SourceOptions:
@@ -40,20 +38,16 @@ class LinkOptions:
         str,
         "The profile iteration to which the execution trace is linked if ids are missing: best, all, or a "
         "number from 0.",
-    ] = _DEFAULTS["iterations"]
+    ] = "best"
     inter_thread_threshold: Annotated[
         float,
         "Pause of a thread in us after which it is assumed to depend on another thread.",
         Flag(type=FiniteFloat(min=0)),
-    ] = _DEFAULTS["inter_thread_threshold_us"]
+    ] = 1000.0
 
     def to_keywords(self) -> dict[str, Any]:
-        """Return the options that differ from the defaults, as keywords of `etloom.link`.
-
-        Without keywords the linked run can be read from the cache.
-        """
-        values = {"iterations": self.iterations, "inter_thread_threshold_us": self.inter_thread_threshold}
-        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+        """Return the options as keywords of `etloom.link`."""
+        return {"iterations": self.iterations, "inter_thread_threshold_us": self.inter_thread_threshold}
 
 
 @command()
@@ -88,7 +82,7 @@ def link(
     from etloom.cli.output import Format, write_table
     from etloom.core import registry
 
-    format = to or _infer_format(out)
+    format = to or _infer_format(out) or "parquet"
     with as_usage_error("to" if to else "out"):
         registry.get("exports", format)
     linked = _link(source, linking.to_keywords(), run)
@@ -127,7 +121,7 @@ def _save(linked: Trace | Job, out: Path, format: str) -> None:
     from etloom.core import registry
     from etloom.core.trace import Job
 
-    if not isinstance(linked, Job) or format == "parquet" or _is_file_name(out):
+    if not isinstance(linked, Job) or format == "parquet" or _infer_format(out) is not None:
         etloom.export(linked, out, format)
         return
     suffix = registry.get_suffixes("exports", format)[0]
@@ -149,21 +143,11 @@ def _save(linked: Trace | Job, out: Path, format: str) -> None:
         etloom.export(run, file, format)
 
 
-def _infer_format(out: Path) -> str:
-    """Return the export format whose suffix ends the file name; parquet if no suffix fits."""
+def _infer_format(out: Path) -> str | None:
+    """Return the export format whose suffix ends the file name; None for the name of a folder."""
     from etloom.core import registry
 
     try:
         return registry.find_by_suffix("exports", out)
     except EtloomError:
-        return "parquet"
-
-
-def _is_file_name(out: Path) -> bool:
-    """Return whether the name ends in the suffix of an export format, so that it is a file and not a folder."""
-    from etloom.core import registry
-
-    suffixes = (
-        end for name in registry.list_plugins("exports") for end in registry.get_suffixes("exports", name)
-    )
-    return out.name.endswith(tuple(suffixes))
+        return None

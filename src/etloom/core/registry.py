@@ -72,7 +72,6 @@ PACKAGES = {
 
 _ENTRY_FUNCTIONS = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 _KIND_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
-_PLUGIN_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "format"}
 SYNONYMS = {
     "analyses": {
         "breakdown": "temporal-breakdown",
@@ -119,13 +118,7 @@ def get(kind: str, name: str) -> ModuleType:
         UnknownName: There is no such plugin; the remedy is the nearest name.
         EtloomError: It cannot be imported or does not define what its kind requires.
     """
-    plugins = _find_plugins(kind)
-    if not isinstance(name, str):
-        raise InvalidValue(f"expected the name of a plugin ({_KIND_NOUNS[kind]}), got {type(name).__name__}")
-    name = name.replace("_", "-")
-    if name not in plugins:
-        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=SYNONYMS.get(kind))
-    plugin = plugins[name]
+    plugin = _get_plugin(kind, name)
     try:
         module = importlib.import_module(plugin.module)
     except Exception as error:
@@ -135,7 +128,7 @@ def get(kind: str, name: str) -> ModuleType:
         raise EtloomError(
             f"{_describe_plugin(kind, name)} cannot be loaded: {reason}",
             where=plugin.module,
-            remedy="install what it needs, or remove the package it comes from",
+            remedy="install what it needs, or remove its package; an entry point names a module, without a function",
         ) from error
     # Built-in plugins are checked by the conformance tests.
     if plugin.package is not None and (fault := _find_contract_violation(kind, module)):
@@ -147,11 +140,17 @@ def get(kind: str, name: str) -> ModuleType:
 
 def find_package(kind: str, name: str) -> str | None:
     """Return the name of the package that provides a plugin; None for a plugin of etloom. Raises UnknownName."""
+    return _get_plugin(kind, name).package
+
+
+def _get_plugin(kind: str, name: str) -> _Plugin:
     plugins = _find_plugins(kind)
+    if not isinstance(name, str):
+        raise InvalidValue(f"expected the name of a plugin ({_KIND_NOUNS[kind]}), got {type(name).__name__}")
     name = name.replace("_", "-")
     if name not in plugins:
         raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=SYNONYMS.get(kind))
-    return plugins[name].package
+    return plugins[name]
 
 
 @contextmanager
@@ -196,9 +195,7 @@ def check_answer(name: str, answer: Any) -> None:
 
 
 def _describe_plugin(kind: str, name: str) -> str:
-    origin = (
-        f" of package {package}" if (package := _find_plugins(kind)[name.replace("_", "-")].package) else ""
-    )
+    origin = f" of package {package}" if (package := find_package(kind, name)) else ""
     return f"the {_KIND_NOUNS[kind]} {name!r}{origin}"
 
 
@@ -214,19 +211,27 @@ def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
         value = getattr(module, part)
         fits = {
             "SCOPE": isinstance(value, str) and value in ("rank", "job"),
-            "COLUMNS": isinstance(value, dict) and all(isinstance(column, str) for column in value),
+            "COLUMNS": isinstance(value, dict) and all(map(_is_column, value.items())),
             "SUFFIX": isinstance(value, (str, tuple)),
         }
         if not fits.get(part, callable(value)):
             return f"defines {part} = {str(value)[:60]!r}; expected: {wanted}"
     for name, description in OPTIONAL.get(kind, {}).items():
-        if not callable(function := getattr(module, name, _do_nothing)):
-            return f"defines {name} = {str(function)[:60]!r}; expected: {description}"
+        if hasattr(module, name) and not callable(value := getattr(module, name)):
+            return f"defines {name} = {str(value)[:60]!r}; expected: {description}"
+    entry = _ENTRY_FUNCTIONS[kind]
+    for parameter in inspect.signature(getattr(module, entry)).parameters.values():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty:
+            return f"declares the option {parameter.name!r} of {entry} without * before it: options are keyword-only"
     return None
 
 
-def _do_nothing() -> None:
-    """Stand in for an optional function that a plugin does not define."""
+def _is_column(column: tuple[Any, Any]) -> bool:
+    import polars as pl
+
+    name, dtype = column
+    is_type = isinstance(dtype, pl.DataType) or (isinstance(dtype, type) and issubclass(dtype, pl.DataType))
+    return isinstance(name, str) and is_type
 
 
 def get_summary(kind: str, name: str) -> str:
@@ -337,7 +342,7 @@ def check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
     """
     if not options:
         return
-    owner = f"the {_PLUGIN_NOUNS[kind]} {name!r}"
+    owner = f"the {_KIND_NOUNS[kind]} {name!r}"
     known = {option.name: option for option in list_options(kind, name)}
     if unknown := sorted(set(options) - set(known)):
         raise unknown_options_error(owner, unknown, known)

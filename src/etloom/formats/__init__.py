@@ -80,6 +80,8 @@ def read(
     with convert_panics(path):
         with registry.name_plugin_in_errors("readers", name):
             trace: Trace | Job = registry.get("readers", name).read(path, **options)
+            if not isinstance(trace, Trace | Job):
+                raise TypeError(f"read returns {type(trace).__name__}; expected a Trace or a Job")
         # Here, once, so that neither a reader nor later code has to expect odd values.
         return _check(trace) if isinstance(trace, Trace) else trace.map(_check)
 
@@ -132,10 +134,15 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     if head[:64].lstrip().lower().startswith(_HTML):  # such as a report next to the traces
         names = [name for name in names if registry.find_package("readers", name) is not None]
     heads = dict.fromkeys((head, _ESCAPE.sub(lambda match: match[2] or bytes([int(match[1], 16)]), head)))
-    matching = (name for text in heads for name in names if registry.get("readers", name).sniff(text))
+    matching = (name for text in heads for name in names if _sniff(name, text))
     reader = next(matching, None)
     others = _SEARCHED.get(reader, ()) if reader and len(head) == _HEAD_BYTES else ()
     return next((other for other in others if registry.get("readers", other).is_in(path)), reader)
+
+
+def _sniff(name: str, head: bytes) -> bool:
+    with registry.name_plugin_in_errors("readers", name):
+        return bool(registry.get("readers", name).sniff(head))
 
 
 def is_compressed(path: Path) -> bool:

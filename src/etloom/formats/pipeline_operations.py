@@ -20,11 +20,10 @@ import polars as pl
 
 from etloom.core.categories import PIPELINE_OPERATION
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
-from etloom.formats.io.parquet_input import list_columns, read_columns
+from etloom.formats.io.parquet_input import PARQUET_ERRORS, list_columns, read_columns
 from etloom.formats.tables.building import build_trace
 
 _REQUIRED = {

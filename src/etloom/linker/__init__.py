@@ -23,7 +23,7 @@ import polars as pl
 
 from etloom.core.errors import LinkError
 from etloom.core.machine import MIN_ARRAY_ROWS, run_both
-from etloom.core.trace import Trace
+from etloom.core.trace import Job, Trace
 from etloom.linker.device_graphs import add_captures, attribute_graphs, split_captured_events
 from etloom.linker.group_axes import add_group_axes
 from etloom.linker.launches import join_comms, join_launches
@@ -106,6 +106,15 @@ def linked(trace: Trace) -> Trace:
         LinkError: The tables of the trace are not of one program.
     """
     return trace if is_linked(trace) else link(trace)
+
+
+def linked_ranks(job: Job) -> Job:
+    """Return the job with linked traces; a job from a store is returned unchanged, because its ranks are linked.
+
+    Raises:
+        LinkError: The tables of a trace are not of one program.
+    """
+    return job.map(linked) if job.stored is None else job
 
 
 def check_linked(trace: Trace, rank: int | None = None) -> None:

@@ -8,16 +8,20 @@ schedules the tasks, and repeats the tasks of a lost worker.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from etloom.core.errors import EtloomError, UnknownName, warn
-from etloom.core.machine import QUERY_STACK_BYTES, run_in_parallel
+from etloom.core.machine import QUERY_STACK_BYTES, run_in_parallel, run_in_query_thread
 from etloom.core.text import count_noun
 
 LOCAL_ENGINE = "local"
@@ -28,7 +32,7 @@ _MAX_ENDED = 64
 """Ended tasks that are handled at a time."""
 _BOOTSTRAP = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from etloom.loading import worker; worker.serve(*sys.argv[1:])"
+    "from etloom.loading import engines; engines.serve_tasks(*sys.argv[1:])"
 )
 """Starts a worker, which must not import modules from the current folder, where anybody may have put files."""
 _WORKER_ENVIRONMENT = {
@@ -168,7 +172,7 @@ class _Workers:
 
 
 class _Worker:
-    """A process of `etloom.loading.worker`."""
+    """A process that runs `serve_tasks`."""
 
     def __init__(self, function: Callable[[str], None], pass_fds: Sequence[int]) -> None:
         self.has_answered = False
@@ -235,3 +239,19 @@ def connect() -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)
     return ray
+
+
+def serve_tasks(module: str, name: str) -> None:
+    """Call the function ``name`` of a module with each line of stdin, in a worker; answer each with `ANSWER`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would handle it at the end of a task
+    run_in_query_thread(partial(_serve_tasks, module, name))
+
+
+def _serve_tasks(module: str, name: str) -> None:
+    function = getattr(importlib.import_module(module), name)
+    gc.freeze()  # the modules stay: garbage collections need not go through them
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
+    for line in sys.stdin:
+        function(line)
+        os.write(answers, ANSWER.encode())

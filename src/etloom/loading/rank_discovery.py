@@ -62,7 +62,6 @@ class DiscoveredRun:
 
     Attributes:
         ranks: rank -> its files: host and device trace, and files of metrics.
-        formats: file -> its format.
         stats: rows of stats about the whole job.
         rank_stats: rank -> rows of stats about it.
         ignored: files that are not traces.
@@ -73,7 +72,6 @@ class DiscoveredRun:
     """
 
     ranks: dict[int, list[Path]]
-    formats: dict[Path, str]
     stats: list[Stat] = field(default_factory=list)
     rank_stats: dict[int, list[Stat]] = field(default_factory=dict)
     ignored: list[Path] = field(default_factory=list)
@@ -138,12 +136,12 @@ class _Discovery:
 
     def detect_formats(self) -> None:
         """Detect the format of each file in the folder; if none is a trace, of each file below the folder."""
-        self._detect_formats(list_files(self.folder))
+        self._detect_files(list_files(self.folder))
         if not self.formats and not self.unreadable:
             self.is_tree = True
-            self._detect_formats(list_tree(self.folder))
+            self._detect_files(list_tree(self.folder))
 
-    def _detect_formats(self, files: Sequence[Path]) -> None:
+    def _detect_files(self, files: Sequence[Path]) -> None:
         """Detect the format of files; a file named like a trace whose format is unknown counts as unreadable."""
         paths, self.salvaged = prefer_salvaged(files)
         for path in paths:
@@ -412,9 +410,9 @@ class _Discovery:
     def select_one_per_side(self) -> None:
         """Select the files to read per rank: a host and a device trace (or a trace of another kind), and metrics."""
         for rank, paths in sorted(self.ranks.items()):
-            self.ranks[rank] = self._select_one_per_side(paths, self.stats[rank])
+            self.ranks[rank] = self._select_files(paths, self.stats[rank])
 
-    def _select_one_per_side(self, paths: list[Path], stats: list[Stat]) -> list[Path]:
+    def _select_files(self, paths: list[Path], stats: list[Stat]) -> list[Path]:
         sides = {path: _FORMAT_SIDES.get(self.formats[path], self.formats[path]) for path in paths}
         traces = [side for side in sides.values() if side != "metrics"]
         selected = {"host", "device"} & set(traces)
@@ -494,7 +492,6 @@ class _Discovery:
             self.stats[rank].append(row)
         return DiscoveredRun(
             dict(sorted(self.ranks.items())),
-            self.formats,
             self.stats[None],
             {rank: rows for rank, rows in self.stats.items() if rank is not None and rows},
             self.ignored,

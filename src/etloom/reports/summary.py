@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -21,7 +20,7 @@ from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.steps import StepBefore, find_step_before
 from etloom.core.text import SIZE_UNITS, count_noun, format_ranks
-from etloom.core.trace import Job, Trace
+from etloom.core.trace import Job
 from etloom.graphs import critical_paths
 from etloom.reports.finding_text import format_gain
 from etloom.reports.formatting import choose_unit, format_duration, format_number
@@ -164,7 +163,7 @@ def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
             stored = Answer(pl.DataFrame(), dict.fromkeys(job, error))
         if stored is not None:
             answers[name] = stored
-    missing = {name: partial(_analyze_rank, name) for name in RANK_ANALYSES if name not in answers}
+    missing = {name: (name, ANALYSIS_OPTIONS.get(name, {})) for name in RANK_ANALYSES if name not in answers}
     if missing:
         answers |= answer_by_rank(job, missing)
     for name, result in ((name, answers[name]) for name in RANK_ANALYSES):
@@ -176,10 +175,6 @@ def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
             reason = next(iter(result.refused.values())).what
             unanswered[name] = f"{reason} ({format_ranks(result.refused)})"
     return tables, unanswered
-
-
-def _analyze_rank(name: str, trace: Trace) -> pl.DataFrame:
-    return answer(trace, name, **ANALYSIS_OPTIONS.get(name, {})).table
 
 
 def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:

@@ -84,7 +84,7 @@ MIN_EXPLAINED = 0.7
 """A finding on a late rank comes before the lateness, as its cause, if it promises at least this share of its gain."""
 MAX_SIMULATED = 32
 """Causes whose gain is simulated, those with the highest cost: each takes a pass over the graph."""
-RankFindings = list[tuple[int, Finding]]
+RankedFindings = list[tuple[int, Finding]]
 
 
 def check_rank(trace: Trace) -> AnalysisError | None:
@@ -108,7 +108,7 @@ def analyze(
     if pattern is not None and pattern.replace("_", "-") not in patterns:
         raise UnknownName("pattern", pattern, patterns, option="pattern")
     views, gains = JobView(job), JobGains(job)
-    causes: dict[tuple[str, str | None], RankFindings] = {}
+    causes: dict[tuple[str, str | None], RankedFindings] = {}
     sizes = {}
     for name, rank, finding in _find_all(patterns if pattern is None else [pattern], views):
         if gains.is_too_large:  # only simulations need the times, which would fill the memory
@@ -158,7 +158,7 @@ def _rank_causes(table: pl.DataFrame, min_pct: float) -> pl.DataFrame:
 
 
 def _compute_order(
-    row: dict[str, Any], findings: RankFindings, late_row: dict[str, Any], ranks: Sequence[int]
+    row: dict[str, Any], findings: RankedFindings, late_row: dict[str, Any], ranks: Sequence[int]
 ) -> int | None:
     """Return the gain (ns) by which a finding is sorted; raised above the gain of a late rank whose lateness the
     finding explains.
@@ -181,7 +181,7 @@ def _compute_order(
 
 
 def _describe_costliest(
-    name: str, findings: RankFindings, sizes: dict[int, dict[str, int]]
+    name: str, findings: RankedFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
     """Return the table row of a cause of lost time, for the rank with the highest cost, without the columns on the
     job's gain."""
@@ -205,7 +205,7 @@ def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> d
 
 
 def _simulate_gain(
-    gains: JobGains, findings: RankFindings, step_count: int, limit_ns: int | None
+    gains: JobGains, findings: RankedFindings, step_count: int, limit_ns: int | None
 ) -> dict[str, Any]:
     """Simulate the job without the losses of findings; return the columns on its gain in time, which is limited to
     ``limit_ns``."""
@@ -222,7 +222,7 @@ def _simulate_gain(
 
 
 def _split_by_rank(
-    name: str, gains: JobGains, findings: RankFindings, sizes: dict[int, dict[str, int]]
+    name: str, gains: JobGains, findings: RankedFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
     """Return the table row of the rank without whose finding the job gains most; its column ``parts`` lists gain and
     cost by rank."""

@@ -279,7 +279,7 @@ def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
     return Part(place, cost_ns, count, more=more)
 
 
-def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) -> tuple[int, int]:
+def compute_cost(view: RankView, rows: pl.DataFrame) -> tuple[int, int]:
     """Return the total time lost in rows (ns), and the part of it inside annotated steps.
 
     Concurrent losses of several streams or threads are counted once.
@@ -287,9 +287,8 @@ def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) 
     Args:
         view: The rank.
         rows: cost_ns, and the start and end of the time over which it is spread evenly.
-        hidden: Times at which nothing is lost.
     """
-    return _sum_cost(view, rows, Intervals.of(rows["start"], rows["end"]) - hidden)
+    return _sum_cost(view, rows, Intervals.of(rows["start"], rows["end"]))
 
 
 def _sum_cost(view: RankView, rows: pl.DataFrame, lost: Intervals) -> tuple[int, int]:

@@ -270,10 +270,6 @@ class RankView:
         """Return the innermost annotated step at each time of ``times`` (ns), null for none."""
         return take_rows(self.steps["step"], find_innermost(self.steps["start"], self.steps["end"], times))
 
-    def step_at(self, time: int) -> int | None:
-        step: int | None = self.steps_at(pl.Series([time]))[0]
-        return step
-
     @shared_property
     def activities(self) -> pl.DataFrame:
         """GPU activities by start: id, cat, name, kind, ts, end, dur, stream, launch (id, ts, end of the call), step.

@@ -36,12 +36,12 @@ from etloom.compat.hta.frames import (
 from etloom.core import categories
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError, ReadError
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.paths import expand_home
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 from etloom.exports.chrome.graph_overlays import build_edge_arrows
 from etloom.formats.io.atomic_file import open_atomic
+from etloom.formats.io.parquet_input import PARQUET_ERRORS
 from etloom.linker.selection import keep_events
 
 if TYPE_CHECKING:

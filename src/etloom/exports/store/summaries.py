@@ -78,7 +78,7 @@ def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path, for_report
             `rank_results` keeps, and part.json.
         for_report: leave out results that only comparisons of runs need.
     """
-    questions = {question.file: partial(_ask, question) for question in RANK_QUESTIONS}
+    questions = {question.file: (question.analysis, question.options) for question in RANK_QUESTIONS}
     results = KeptResults(for_report)
     answers: dict[int, dict[str, Answer]] = {}
     for rank, trace in ranks:
@@ -98,10 +98,6 @@ def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path, for_report
         }
         content = {"ranks": list(answers), "refusals": refusals, "results": results.write(Path(new))}
         Path(new, "part.json").write_text(json.dumps(content), encoding="ascii")
-
-
-def _ask(question: StoredQuestion, run: Trace | Job) -> pl.DataFrame:
-    return answer(run, question.analysis, **question.options).table
 
 
 def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, Any]]:

@@ -21,14 +21,13 @@ from typing import Annotated, Any
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.text import NS_PER_UNIT
 from etloom.core.trace import Trace
 from etloom.formats import pipeline_operations
 from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
-from etloom.formats.io.parquet_input import check_parquet, read_foreign
+from etloom.formats.io.parquet_input import PARQUET_ERRORS, check_parquet, read_foreign
 from etloom.formats.tables.building import build_trace
 
 _KEYS = re.compile(

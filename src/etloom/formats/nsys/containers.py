@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
-from etloom.formats.io.parquet_input import list_columns, read_columns
+from etloom.formats.io.parquet_input import PARQUET_ERRORS, list_columns, read_columns
 from etloom.formats.io.sqlite_file import I64, TEXT, SqliteFile, int_columns
 
 __all__ = ["I64", "TEXT", "ExportFile", "ParquetExport", "SqliteExport", "int_columns"]

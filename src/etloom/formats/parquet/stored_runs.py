@@ -16,12 +16,12 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError, warn
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import COUNTED_TABLES, Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.mirror import ensure_local
+from etloom.formats.io.parquet_input import PARQUET_ERRORS
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
 from etloom.formats.parquet.summary_files import REMEDY, SummaryFiles

@@ -8,9 +8,8 @@ from pathlib import Path
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.formats.io.mirror import ensure_local
-from etloom.formats.io.parquet_input import check_parquet
+from etloom.formats.io.parquet_input import PARQUET_ERRORS, check_parquet
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import SUMMARIES
 

@@ -18,10 +18,9 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import TABLES, Stat
 from etloom.formats.io.mirror import ensure_local
-from etloom.formats.io.parquet_input import check_parquet
+from etloom.formats.io.parquet_input import PARQUET_ERRORS, check_parquet
 from etloom.formats.parquet import checksums
 from etloom.formats.tables.value_checks import check_table
 

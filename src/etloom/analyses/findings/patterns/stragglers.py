@@ -103,7 +103,7 @@ def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, job_siz
         lost,
         BOTH,
         rows.height,
-        step=view.step_at(worst["own_start"]),
+        step=view.steps_at(pl.Series([worst["own_start"]]))[0],
         name=f"rank {rank}",
         event=worst["issuer"],
         start_ns=worst["own_start"] - worst["own_late_ns"],
