@@ -19,14 +19,8 @@ from etloom._native import sum_calls
 from etloom.core.arrays import find_values, mask_members, sort_rows, take_rows, to_array
 from etloom.core.text_codes import find_distinct, read_codes
 from etloom.core.trace import Trace
-from etloom.reports.timeline_selection import (
-    MAX_TEXT,
-    NO_PIECES,
-    encode_column,
-    encode_events,
-    frame_columns,
-    place_events,
-)
+from etloom.reports.packed_columns import encode_column, frame_columns
+from etloom.reports.timeline_selection import MAX_TEXT, NO_PIECES, encode_events, place_events
 from etloom.reports.timeline_tracks import track_headers
 from etloom.timeline.activity import find_steps
 
