@@ -44,7 +44,9 @@ def unpack(data: bytes) -> dict[str, Any]:
     at = 4 + length
     for name, form, n, width, is_difference in found["columns"]:
         planes = np.frombuffer(raw, "u1", n * width, at).reshape(width, n)
-        naturals = [sum(int(byte) << (8 * i) for i, byte in enumerate(parts)) for parts in planes.T] or [0] * n
+        naturals = [sum(int(byte) << (8 * i) for i, byte in enumerate(parts)) for parts in planes.T] or [
+            0
+        ] * n
         values = [-(natural + 1) // 2 if natural % 2 else natural // 2 for natural in naturals]
         values = list(itertools.accumulate(values)) if is_difference else values
         found[name] = [None if form == "wide" and value == -1 else value for value in values]

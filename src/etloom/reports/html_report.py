@@ -23,6 +23,7 @@ import polars as pl
 
 from etloom.analyses.helpers.rank_kinds import MIN_FLEET
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
+from etloom.comparison.changed_sources import find_source_lines
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
@@ -37,7 +38,6 @@ from etloom.reports.memory_section import is_memory_only, render_memory
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.roofline_section import render_roofline
-from etloom.reports.source_code import find_source_lines
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
 from etloom.reports.time_shares import PART_LABELS
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines

@@ -5,9 +5,9 @@
     gzip( u32 length of the header | header (JSON) | columns )
 
 The header lists the columns as [name, form, number of values, bytes per value, whether they are differences]. Each
-integer, or its difference from the one before, is mapped to a natural number (0, -1, 1, -2, ... to 0, 1, 2, 3, ...). The
-lowest bytes of all values come first, then the next ones, and so on: bytes of equal weight resemble each other, so they
-compress better than whole words. Nothing is rounded.
+integer, or its difference from the one before, is mapped to a natural number (0, -1, 1, -2, ... to 0, 1, 2, 3, ...).
+The lowest bytes of all values come first, then the next ones, and so on: bytes of equal weight resemble each other, so
+they compress better than whole words. Nothing is rounded.
 """
 
 from __future__ import annotations

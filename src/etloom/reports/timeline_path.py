@@ -3,18 +3,17 @@
 An event may be on the path for a part of its time only: a call that waits is on it from the moment at which it alone
 delays the run. A piece is such a part; time that belongs to no event (launch delays, Python) is a piece without one.
 
-The page gets the pieces in time order, as what cannot be derived from the events and the pieces before: ``path_row``, 1 +
-the row of its event (0: no event); ``path_move``, the index of its event minus that of the last one of the row (at first
-of the first one in the row); ``path_gap``, its start minus the end of the piece before; and ``path_rest``, its end minus
-the start of the next piece's event, if that is after its start and before the end of its own event, else minus this end
-(of a piece without an event: minus its start).
+The page gets the pieces in time order, as what cannot be derived from the events and the pieces before: ``path_row``,
+1 + the row of its event (0: no event); ``path_move``, the index of its event minus that of the last one of the row (at
+first of the first one in the row); ``path_gap``, its start minus the end of the piece before; and ``path_rest``, its
+end minus the start of the next piece's event, if that is after its start and before the end of its own event, else
+minus this end (of a piece without an event: minus its start).
 """
 
 from __future__ import annotations
 
 import numpy as np
 import polars as pl
-
 from numpy.typing import NDArray
 
 from etloom.core.arrays import make_frame, rows_of_ids, take_rows, to_array

@@ -171,9 +171,9 @@ def find_first_work(traces: Mapping[int, Trace], starts: Mapping[int, int]) -> d
 
 # Packs the events of one rank into columns for the timeline of the report, as `packed_columns` describes them.
 #
-# `timeline_tracks` assigns tracks and rows. Events are stored by row and start; starts are differences within their row.
-# Text is an index into ``strings``, and a reference to a text, a step or another event is 0 where there is none, else
-# 1 + index. `timeline_path` has the columns ``path_*``.
+# `timeline_tracks` assigns tracks and rows. Events are stored by row and start; starts are differences within their
+# row. Text is an index into ``strings``, and a reference to a text, a step or another event is 0 where there is none,
+# else 1 + index. `timeline_path` has the columns ``path_*``.
 
 MAX_TEXT = 2000
 _NULL = np.iinfo(np.int64).min
