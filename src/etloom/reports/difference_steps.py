@@ -107,7 +107,7 @@ def _describe_matches(steps: Steps, are_numbers: bool, *, is_pair: bool) -> str:
         mean = fmean(change for _, change in changes)
         sign = "+" if mean > 0 else "-"
         text += (
-            f" Of {count_noun(len(changes), 'matched step')}, {slower:,} are slower after; "
+            f" The second run is slower in {slower:,} of {count_noun(len(changes), 'matched step')}; "
             f"mean change {sign}{format_duration(abs(mean))}."
         )
     return text
@@ -129,21 +129,23 @@ def _choose_range(times: list[float]) -> tuple[float, float, bool]:
     top = min(max(times), 4 * median(times)) or 1
     low = min(times)
     spread = top - low
-    low = 0.0 if spread > 0.5 * top else max(0.0, low - max(0.5 * spread, 0.02 * top))
+    low = 0.0 if spread > 0.5 * top else max(0.0, low - max(0.1 * spread, 0.01 * top))
     return low, top, max(times) > top
 
 
 def _draw_axis(
     steps: Steps, low: float, high: float, at_x: Callable[[int], float], at_y: Callable[[float], float]
 ) -> str:
-    lines = [
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{at_y(time):.1f}" y2="{at_y(time):.1f}"/>'
-        f'<text class="quiet end" x="{_LEFT - 6}" y="{at_y(time) + 4:.1f}">{escape(format_duration(time))}</text>'
-        for time in (low, (low + high) / 2, high)
-    ]
+    lines = []
+    for time in (low, (low + high) / 2, high):
+        y, label = at_y(time), format_duration(time) if time else "0"
+        lines.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{escape(label)}</text>'
+        )
     stride = -(-len(steps) // 12)
     labels = [
-        f'<text class="quiet middle" x="{at_x(place):.1f}" y="{_HEIGHT + 14}">{escape(steps[place][0])}</text>'
+        f'<text class="middle" x="{at_x(place):.1f}" y="{_HEIGHT + 14}">{escape(steps[place][0])}</text>'
         for place in range(0, len(steps), stride)
     ]
     return "".join([*lines, *labels])
@@ -184,8 +186,8 @@ def _draw_changes(steps: Steps, at_x: Callable[[int], float], top: float) -> str
         for place, change in changes
     ]
     return (
-        f'<text class="quiet end" x="{_LEFT - 6}" y="{top + 9:.1f}">+{escape(format_duration(largest))}</text>'
-        f'<text class="quiet end" x="{_LEFT - 6}" y="{axis + 4:.1f}">change</text>'
+        f'<text class="end" x="{_LEFT - 6}" y="{top + 9:.1f}">+{escape(format_duration(largest))}</text>'
+        f'<text class="end" x="{_LEFT - 6}" y="{axis + 4:.1f}">change</text>'
         f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{axis}" y2="{axis}"/>{"".join(bars)}'
     )
 

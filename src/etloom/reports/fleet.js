@@ -15,7 +15,7 @@ class FleetMap {
     canvas.addEventListener("click", (event) => this.selectAt(event));
     canvas.addEventListener("keydown", (event) => this.move(event));
     this.paint();
-    const worst = this.cells.reduce((best, level, i) => (level !== NO_DATA && level > this.cells[best] ? i : best), 0);
+    const worst = this.cells.reduce((best, level, i) => (level !== NO_DATA && (this.cells[best] === NO_DATA || level > this.cells[best]) ? i : best), 0);
     this.select(Math.floor(worst / data.columns.length), worst % data.columns.length);
     canvas.dataset.ready = "true";
   }
@@ -66,17 +66,18 @@ class FleetMap {
     const { data } = this;
     const at = row * data.columns.length + column;
     const [first, last] = data.rows[row];
-    const [from, to, median] = data.columns[column];
+    const [from, to] = data.columns[column];
+    const reference = (data.references[row] ?? data.references[0])[column];
     const ranks = first === last ? `rank ${first}` : `ranks ${first} to ${last}`;
     const steps = from === null ? "the whole run" : from === to ? `step ${from}` : `steps ${from} to ${to}`;
     const rank = this.slowest[at];
     const lines = [element("b", { textContent: `${ranks}, ${steps}` })];
     if (this.cells[at] === NO_DATA) {
-      lines.push(element("p", { textContent: "no time is known" }));
+      lines.push(element("p", { textContent: "no time to compare is known" }));
     } else {
       const excess = (this.cells[at] / LEVELS) * data.top;
       const slow = excess < 0.05 ? "takes no longer than" : `takes ${excess.toFixed(1)} % longer than`;
-      lines.push(element("p", { textContent: `rank ${rank} ${slow} the median of all ranks, ${median}` }), this.describe(rank, from));
+      lines.push(element("p", { textContent: `rank ${rank} ${slow} ${data.compared}, ${reference}` }), this.describe(rank, from));
     }
     this.panel.replaceChildren(...lines);
     this.paint();
