@@ -8,17 +8,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
-from urllib.parse import quote
 
 import polars as pl
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
-from etloom.reports.html_charts import render_columns
 from etloom.reports.html_report import MAX_RANKS, render_page, render_timeline_page
-from etloom.reports.page import Page, titled_section
 from etloom.reports.timeline_index import Part, TimelineIndex
 from etloom.reports.timeline_path import select_pieces
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, find_first_work, find_origins
@@ -26,8 +22,6 @@ from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, find_first_
 MAX_INDEXED_EVENTS = 30_000_000
 """Events of the ranks that stay prepared; those used longest ago are prepared again when they are shown again."""
 OVERVIEW_CELLS, OVERVIEW_ROWS = 800, 4
-MAX_DRAWN_RUNS = 500
-"""Runs of a store in the chart of their steps, the last ones."""
 MAX_CELLS = 20_000
 MAX_IDS, MAX_QUERY = 10, 1_000
 _IDS = range(1 << 32)
@@ -199,34 +193,3 @@ def _read_part(arguments: Mapping[str, str]) -> Part:
         raise InvalidValue("expected from before to, and rows as TRACK.FIRST.END separated by _")
     ranges = (map(int, part.split(".")) for part in rows.split("_") if part)
     return Part(start, end, sorted({(track, first, last) for track, first, last in ranges}))
-
-
-def render_runs(name: str, runs: pl.DataFrame) -> str:
-    """Return the page of a store: a table of its runs, each a link to its page.
-
-    Args:
-        name: the name of the store.
-        runs: the runs, as `etloom.store_list` returns them.
-    """
-    head = "".join(f"<th>{escape(column)}</th>" for column in runs.columns)
-    rows = "".join(
-        f'<tr><td><a href="{quote(row[0])}/">{escape(row[0])}</a></td>'
-        + "".join(f"<td>{escape(str(cell))}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in runs.iter_rows()
-    )
-    table = f'<div class="wrap"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    timed = runs.drop_nulls("step_ns").select("run", "step_ns").rows()
-    if len(timed) > 1:
-        columns = [(run, {"step": ns}) for run, ns in timed[-MAX_DRAWN_RUNS:]]
-        note = '<p class="soft">Mean step of each run, in the order in which they were added.</p>'
-        table = f"{note}{render_columns(columns, {'step': 'step'}, {'step': 'step'}, 'Mean step of each run')}{table}"
-    return Page(
-        title=f"{name} - etloom",
-        heading=name,
-        subtitle="store of runs",
-        summary="",
-        sections=[titled_section("runs", "Runs", table)],
-        scripts=("tables.js", "runs.js"),
-        asks_server=True,
-    ).render()

@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.cli.run_arguments import RunOptions
+from etloom.cli.ui import PageServer, RunPages
 from etloom.core.trace import Job
 from etloom.reports import served_run
 from reports.browser.test_timeline_selection import BOXES, ROWS, sum_events
@@ -19,6 +21,7 @@ from support.browser_pages import COPY, VIEW, Open, settle
 from support.fleets import write_fleet
 from support.real_runs import open_run
 from support.reports import HOSTILE, hostile_job
+from support.small_traces import write_stepped_run
 
 pytestmark = pytest.mark.browser
 
@@ -303,3 +306,31 @@ def test_any_rank_of_a_stored_run_can_be_shown(serve: Open, tmp_path: Path) -> N
     fragment = page.evaluate("() => location.hash")
     runs = serve(tmp_path / "store", state=fragment)
     runs.wait_for_function("() => etloom.timeline.ranks.length === 10")
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_store_are_sorted_filtered_and_opened(browser: Any, tmp_path: Path) -> None:
+    for name, time in (("monday", 2000.0), ("tuesday", 1500.0), ("wednesday", 1800.0)):
+        run = write_stepped_run(tmp_path / name, [time] * 3)
+        etloom.store_add(run, to=tmp_path / "store", name=name)
+    said: list[str] = []
+    with PageServer(0, RunPages(tmp_path / "store", RunOptions(cache=False))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(server.url)
+        rows = "[...document.querySelectorAll('#store-runs tbody tr:not([hidden])')]"
+        column = rows + ".map((row) => row.cells[{}].textContent)"
+        cells, changes = column.format(0), column.format(5)
+        assert page.evaluate(cells) == ["monday", "tuesday", "wednesday"]
+        page.get_by_role("button", name="mean step (µs)").click()
+        assert page.evaluate(cells) == ["monday", "wednesday", "tuesday"]
+        assert page.evaluate(changes) == ["-", "20.00", "-25.00"]
+        page.get_by_label("Filter the rows of Runs").fill("tues")
+        assert page.evaluate(cells) == ["tuesday"]
+        page.get_by_role("link", name="tuesday").click()
+        page.wait_for_selector("#tracks[data-whole]")
+        assert said == []
+        page.close()
+        server.shutdown()
