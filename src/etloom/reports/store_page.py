@@ -43,7 +43,7 @@ def render_runs(name: str, runs: pl.DataFrame) -> str:
         "store-runs",
         "Runs",
         "The oldest first. Change: of the mean step, from the run before. etloom diff A B compares two runs.",
-        absent={"change_pct": "-"},
+        absent={"change_pct": "-", "hosts": "unknown"},
         limit=runs.height,
         links={run: f"{quote(run)}/" for run in runs["run"]},
     )
@@ -64,7 +64,7 @@ def _choose_columns(runs: pl.DataFrame) -> pl.DataFrame:
     return runs.select(
         "run",
         "ranks",
-        "hosts",
+        pl.when(pl.col("hosts") > 0).then("hosts"),
         "events",
         mean_step_ns=steps,
         change_pct=100 * (steps / steps.forward_fill().shift() - 1),
