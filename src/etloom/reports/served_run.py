@@ -18,6 +18,7 @@ from etloom.reports.html_report import MAX_RANKS, render_page, render_timeline_p
 from etloom.reports.timeline_index import Part, TimelineIndex
 from etloom.reports.timeline_path import select_pieces
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, find_first_work, find_origins
+from etloom.reports.timeline_waits import NO_WAITS, find_waits
 
 MAX_INDEXED_EVENTS = 30_000_000
 """Events of the ranks that stay prepared; those used longest ago are prepared again when they are shown again."""
@@ -46,6 +47,7 @@ class ServedRun:
         self._zeros = find_first_work(timed, origins)
         self._common_clock = len(set(origins.values())) <= 1
         self._path: pl.DataFrame | None = None
+        self._waits: Mapping[int, pl.DataFrame] = {}
         self._page: str | None = None
         self._failure = ""
         self._indexes: OrderedDict[int, TimelineIndex] = OrderedDict()
@@ -54,6 +56,7 @@ class ServedRun:
             "overview": self._pack_overview,
             "slice": self._pack_slice,
             "names": self._sum_names,
+            "launched": self._sum_launched,
             "calls": self._sum_calls,
             "search": self._search,
             "event": self._find_event,
@@ -93,6 +96,7 @@ class ServedRun:
                 self._indexes[rank] = index = TimelineIndex(self.job[rank], rank, self._find_zero(rank))
                 if self._path is not None:
                     index.pieces = select_pieces(self._path, rank)
+                    index.waits = self._waits.get(rank, NO_WAITS)
             self._indexes.move_to_end(rank)
             while (
                 len(self._indexes) > 1
@@ -113,12 +117,13 @@ class ServedRun:
         ]
 
     def _select_timelines(self, path: pl.DataFrame | None, named: Sequence[int]) -> Timelines:
-        """Return which timelines the page shows; see `pack_timelines`. Keep the critical path for slices."""
+        """Return which timelines the page shows; see `pack_timelines`. Keep the path and the waits for slices."""
         if path is not None:
+            waits = find_waits(self.job)
             with self._lock:
-                self._path = path
+                self._path, self._waits = path, waits
                 for rank, index in self._indexes.items():
-                    index.pieces = select_pieces(path, rank)
+                    index.pieces, index.waits = select_pieces(path, rank), waits.get(rank, NO_WAITS)
         first = self.list_first_ranks(named)
         zeros = {rank: self._find_zero(rank) for rank in (*first, *named) if rank in self._events}
         served = {"ranks": first, "count": len(self._events), "summarized": path is not None}
@@ -148,6 +153,9 @@ class ServedRun:
     def _sum_names(self, arguments: Mapping[str, str]) -> Any:
         by_track = arguments.get("by") == "track"
         return self._open(arguments).sum_names(_read_part(arguments), by_track=by_track)
+
+    def _sum_launched(self, arguments: Mapping[str, str]) -> Any:
+        return self._open(arguments).sum_launched(_read_part(arguments))
 
     def _sum_calls(self, arguments: Mapping[str, str]) -> Any:
         return self._open(arguments).sum_calls(_read_part(arguments))

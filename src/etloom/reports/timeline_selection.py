@@ -28,6 +28,7 @@ from etloom.reports.timeline_tracks import (
     list_tracks,
     track_headers,
 )
+from etloom.reports.timeline_waits import NO_WAITS, encode_waits, find_waits
 from etloom.timeline.activity import find_steps
 
 MAX_TOTAL_EVENTS = 1_200_000
@@ -92,10 +93,17 @@ def pack_timelines(
         notes.append("The ranks have no common clock: each timeline starts at its own zero.")
     max_per_rank = min(max_events, MAX_TOTAL_EVENTS // max(1, len(timed)))
 
+    waits = find_waits(job)
+
     def pack(rank: int) -> PackedTimeline:
-        pieces, trace = select_pieces(path, rank), timed[rank]
         return pack_timeline(
-            trace, rank=rank, origin=starts[rank], zero=zeros[rank], max_events=max_per_rank, pieces=pieces
+            timed[rank],
+            rank=rank,
+            origin=starts[rank],
+            zero=zeros[rank],
+            max_events=max_per_rank,
+            pieces=select_pieces(path, rank),
+            waits=waits.get(rank, NO_WAITS),
         )
 
     # Compression and polars release the interpreter's lock.
@@ -224,6 +232,7 @@ def pack_timeline(
     max_events: int,
     zero: int | None = None,
     pieces: pl.DataFrame | None = None,
+    waits: pl.DataFrame = NO_WAITS,
     changes: tuple[Mapping[int, int], Sequence[tuple[int, int, bool]]] | None = None,
 ) -> PackedTimeline:
     """Pack events, steps and critical path of a rank into the compressed format that the report's script reads.
@@ -232,6 +241,7 @@ def pack_timeline(
         origin: time from which starts are counted, ns; no event starts earlier.
         zero: time that the page shows as zero, ns; default: origin.
         pieces: the pieces of the critical path, as `select_pieces` returns them.
+        waits: the waits in collectives, as `find_waits` returns them.
         changes: of a comparison: event id -> its place in a list, and what the page says about it.
         max_events: with more events, those on the critical path are kept, then the longest of their track and time
             bucket.
@@ -239,6 +249,7 @@ def pack_timeline(
     pieces = NO_PIECES if pieces is None else pieces
     placed = place_events(trace, max_events, pieces)
     header, columns = encode_events(trace, placed.events, origin, find_steps(trace).sort("start"), pieces)
+    columns += encode_waits(waits, placed.events)
     if changes:
         columns.append(encode_column("compared", "u32", _find_places(placed.events, changes[0])))
     header |= {

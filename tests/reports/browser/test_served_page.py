@@ -15,7 +15,7 @@ from etloom.cli.run_arguments import RunOptions
 from etloom.cli.ui import PageServer, RunPages
 from etloom.core.trace import Job
 from etloom.reports import served_run
-from reports.browser.test_timeline_selection import BOXES, ROWS, sum_events
+from reports.browser.test_timeline_selection import BOXES, ROWS, sum_events, sum_launched
 from reports.browser.test_timeline_views import IN_SIGHT, SELECTED, show_finding
 from support.browser_pages import COPY, VIEW, Open, settle
 from support.fleets import write_fleet
@@ -125,6 +125,11 @@ def test_statistics_and_calls_are_those_of_all_events(both: tuple[Any, Any], mul
             answers.append(page.evaluate(script))
         keyed = [sorted(answer, key=str) for answer in answers]
         assert keyed[0] == keyed[1], by
+    launched = sum_launched(multirank, start, end)
+    for page in both:
+        page.locator("#statistics-by").select_option("launched")
+        page.wait_for_function(f"(rows) => ({ROWS})().length === rows", arg=len(launched))
+        assert {row[0]: (row[2], row[3]) for row in page.evaluate(ROWS)} == launched
 
 
 @pytest.mark.slow
