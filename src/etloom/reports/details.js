@@ -92,7 +92,17 @@ function connectButtons(timeline, loaded) {
   }
 }
 
+// A click on a column of the chart of steps shows the step on the timeline.
+function connectStepColumns(timeline) {
+  for (const column of document.querySelectorAll(".columns [data-step]")) {
+    column.addEventListener("click", () => {
+      if (timeline.showStep(Number(column.dataset.step))) document.getElementById("timeline").scrollIntoView();
+    });
+  }
+}
+
 function connectTimeline(timeline, loaded) {
+  connectStepColumns(timeline);
   connectSearch(timeline);
   connectSelection(timeline);
   connectButtons(timeline, loaded);

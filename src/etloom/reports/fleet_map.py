@@ -171,11 +171,13 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
     else:
         summary = "No rank takes notably longer than the others." if fleet.is_fleet else ""
     table = render_table(outliers, "outliers", "Outliers", "", limit=MAX_OUTLIERS) if outliers.height else ""
-    data = base64.b64encode(json.dumps(_encode(fleet, hosts, drawn)).encode()).decode()
+    content = _encode(fleet, hosts, drawn)
+    data = base64.b64encode(json.dumps(content).encode()).decode()
     return fill_template(
         read_asset("fleet.html"),
         summary=f"<p>{escape(summary)}</p>" if summary else "",
         compared=_describe_reference(fleet),
+        top=f"{content['top']:.1f} %",
         size="" if fleet.is_fleet else " few",
         drawn=escape(format_ranges(sorted(drawn))),
         table=table,
@@ -206,6 +208,7 @@ def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[in
         "rows": [[ranks[start], ranks[end - 1]] for start, end in itertools.pairwise(row_starts)],
         "columns": [[steps[start], steps[end - 1]] for start, end in itertools.pairwise(column_starts)],
         "compared": _describe_reference(fleet),
+        "is_fleet": fleet.is_fleet,
         "references": [
             [_describe_time(row[start:end]) for start, end in itertools.pairwise(column_starts)]
             for row in fleet.reference_ns

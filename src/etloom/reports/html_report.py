@@ -413,13 +413,14 @@ def _render_step_chart(times: pl.DataFrame) -> str:
         (f"step {row['step']}", {part: row[f"{part}_ns"] for part in parts})
         for row in steps.head(MAX_COLUMNS).iter_rows(named=True)
     ]
+    numbers = steps["step"].head(MAX_COLUMNS).to_list()
     legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in parts})
-    note = "One column per step, mean over the ranks."
+    note = "One column per step, mean over the ranks; a click shows the step on the timeline."
     if steps.height > MAX_COLUMNS:
         note += f" The first {MAX_COLUMNS:,} of {steps.height:,} steps."
     return (
         f'<div class="bars-head"><p class="soft">{note}</p><ul class="legend">{legend}</ul></div>'
-        f"{render_columns(columns, PART_COLORS, PART_LABELS, 'Time of each step by part')}"
+        f"{render_columns(columns, PART_COLORS, PART_LABELS, 'Time of each step by part', numbers)}"
     )
 
 

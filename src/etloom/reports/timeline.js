@@ -198,6 +198,19 @@ class Timeline extends Painter {
     this.layout();
   }
 
+  // Shows a step of the first rank that has it, and selects its time; returns whether there is one.
+  showStep(number) {
+    for (const { steps } of this.ranks) {
+      const step = steps.find(([other]) => other === number);
+      if (!step) continue;
+      const [, start, duration] = step;
+      this.setView(start - 0.05 * duration, start + 1.05 * duration);
+      this.measure(start, start + duration);
+      return true;
+    }
+    return false;
+  }
+
   scrollTo(rank) {
     this.scroller.scrollTop = this.items.find((item) => item.rank === rank).y;
   }
@@ -381,7 +394,7 @@ function details(rank, index) {
     ["step", step], ["correlation", Number.isNaN(correlation) ? null : correlation],
     ["shapes", text("shapes")], ["launch", text("geometry")], ["communication", text("communication")],
     ["wait", formatWait(rank, index)],
-    ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
+    ["launched by", rank.launch[index] ? `${named(rank.launch[index])}, which began ${formatTime(rank.start[index] - rank.start[rank.launch[index] - 1])} before` : null], ["operator", named(rank.operator[index])],
     ["also here", rank.hidden?.[index] ? `${formatCount(rank.hidden[index])} more; zoom in` : null],
     ["rank", rank.title ?? rank.rank], ["track", trackOf(rank, index).name], ["event", rank.id[index]],
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);

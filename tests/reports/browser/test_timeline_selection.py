@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -11,6 +12,7 @@ import pytest
 from etloom.core import categories
 from etloom.core.trace import Job
 from support.browser_pages import Open, settle
+from support.real_runs import open_run
 from support.reports import HOSTILE, host_row, hostile_job, kernel_row, link_events
 
 pytestmark = pytest.mark.browser
@@ -125,6 +127,40 @@ def test_a_step_is_selected_by_a_click_and_what_it_launched_is_summed(show: Open
     page.get_by_role("button", name="Copied").wait_for()
     answer = multirank.query(page.evaluate("() => window.copied"))
     assert {name: (count, total) for name, count, total in answer.rows()} == expected
+
+
+@pytest.mark.slow
+def test_the_kernels_of_the_backward_of_a_step_are_found_by_a_search(show: Open, data: Path) -> None:
+    run = open_run(data / "nccl_ddp")
+    events = run[0].events
+    backward = events.filter(
+        pl.col("name") == "## backward ##", pl.col("step") == 5, pl.col("cat") == "user_annotation"
+    )
+    zero = events.select(categories.recorded_extent()[0]).item()
+    start, end = (backward["ts"].item() - zero, backward["ts"].item() - zero + backward["dur"].item())
+    page = show(run)
+    page.locator("#search").fill("## backward ##")
+    for _ in range(3):
+        page.locator("#search").press("Enter")
+    page.locator("#tracks canvas").focus()
+    page.keyboard.press("m")
+    page.locator("#statistics-by").select_option("launched")
+    expected = sum_launched(run, start, end)
+    page.wait_for_function(f"(rows) => ({ROWS})().length === rows", arg=len(expected))
+    first = page.evaluate(ROWS)[0]
+    assert (first[2], first[3]) == max(expected.values(), key=lambda entry: entry[1]) == (5, 12_261_533)
+
+
+@pytest.mark.slow
+def test_a_column_of_the_chart_of_steps_shows_the_step(show: Open, multirank: Job) -> None:
+    page = show(multirank)
+    page.wait_for_selector("#tracks[data-whole]")
+    page.locator('.columns [data-step="552"] rect').first.click()
+    settle(page)
+    step = page.evaluate("() => etloom.timeline.ranks[0].steps[1]")
+    assert page.evaluate("() => etloom.timeline.measured") == [step[1], step[1] + step[2]]
+    low, high = page.evaluate("() => etloom.timeline.view")
+    assert low < step[1] and step[1] + step[2] < high
 
 
 @pytest.mark.slow
