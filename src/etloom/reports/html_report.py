@@ -44,7 +44,7 @@ from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timeli
 from etloom.reports.what_if import render_simulation
 
 MAX_EVENTS = 200_000
-"""Events drawn per rank; about 8 bytes each in the file."""
+"""Events drawn per rank; about 5 bytes each in the file."""
 MAX_RANKS = 64
 """Ranks whose timelines are drawn; the tables cover all ranks."""
 MAX_FINDINGS = 20
