@@ -61,10 +61,10 @@ PAN = f"""() => new Promise((done) => {{
 
 
 def make_rank(events: int) -> Path:
-    """Return a linked run of one rank of about so many events: a real rank, repeated; created if missing."""
+    """Return a linked run of one rank of at least so many events: a real rank, repeated; created if missing."""
     source = etloom.open(make_copies("kineto", 1), use_cache=False)
     trace = next(iter(source.values()))
-    copies = max(1, round(events / trace.rows("events")))
+    copies = -(-events // trace.rows("events"))
     path = CACHE / f"linked_x{copies}.parquet"
     if not path.exists():
         tables = {name: _repeat(name, trace, copies) for name in trace.table_names}
@@ -203,7 +203,7 @@ def measure_server(browser: Any, run: Path) -> None:
 
 
 def measure_report(browser: Any, folder: Path) -> None:
-    """Measure the file of a run of about `REPORT_EVENTS` events."""
+    """Measure the file of a run of at least `REPORT_EVENTS` events."""
     job = etloom.open(make_rank(REPORT_EVENTS))
     path = etloom.report(job, folder / "report.html")
     page, times = open_page(browser, path.as_uri(), "() => document.querySelector('#tracks[data-whole]')")

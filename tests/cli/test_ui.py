@@ -176,6 +176,10 @@ def test_the_runs_of_a_store_are_listed_and_opened(tmp_path: Path, run: Path) ->
         threading.Thread(target=server.serve_forever, daemon=True).start()
         status, page, _ = request(server, "")
         assert status == 200 and '<a href="one/">one</a>' in page and '<a href="two/">two</a>' in page
+        heads = re.findall(r'<th scope="col"[^>]*><button type="button">([^<]*)<', page)
+        columns = ["run", "ranks", "hosts", "events", "mean step (µs)", "change (%)", "added (UTC)"]
+        assert heads == [*columns, "stored by", "source"]
+        assert "<td>etloom " in page and "is_current" not in page
         assert request(server, "two/search?rank=0&q=gemm")[:2] == (200, '{"events":1,"time":600000}')
         for address in ("three/", "ready", "run=one/", "one/two/", "..%2fone/", "../one/"):
             assert request(server, address)[0] == 400, address

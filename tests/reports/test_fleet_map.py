@@ -130,6 +130,28 @@ def test_few_ranks_are_drawn_and_not_judged() -> None:
     ]
 
 
+def test_a_rank_of_few_is_compared_with_the_others() -> None:
+    own = np.array([[1500, 1000], [1000, 1000]])
+    fleet = measure(own)
+    assert fleet.excess.tolist() == [[0.5, 0], [pytest.approx(-1 / 3), 0]]
+    assert fleet.typical == 1
+    data = read_data(render_fleet_map(fleet, NO_HOSTS, []))
+    assert data["compared"] == "the other rank"
+    assert data["references"] == [["1.000 µs", "1.000 µs"], ["1.500 µs", "1.000 µs"]]
+    assert data["top"] == 50 and decode(data, "cells", "u1").tolist() == [[254, 0], [0, 0]]
+    three = measure(np.array([[1000, 1000], [2000, 1000], [1200, 1000]]))
+    assert three.excess[:, 0].tolist() == pytest.approx([1000 / 1600 - 1, 2000 / 1100 - 1, 1200 / 1500 - 1])
+    assert "compared with the median of the other ranks" in render_fleet_map(three, NO_HOSTS, [])
+
+
+def test_a_step_of_one_rank_only_is_not_compared() -> None:
+    times = make_times(np.full((2, 3), 1000)).filter((pl.col("rank") == 0) | (pl.col("step") != 12))
+    fleet = measure_fleet(times, NO_HOSTS)
+    assert fleet is not None
+    assert np.argwhere(np.isnan(fleet.excess)).tolist() == [[0, 2], [1, 2]]
+    assert read_data(render_fleet_map(fleet, NO_HOSTS, []))["references"][0] == ["1.000 µs"] * 2 + ["unknown"]
+
+
 def test_a_rank_without_a_step_has_no_time_in_it() -> None:
     times = make_times(np.full((20, 4), 1000)).filter((pl.col("rank") != 7) | (pl.col("step") != 12))
     fleet = measure_fleet(times, NO_HOSTS)
@@ -143,7 +165,8 @@ def test_a_run_without_steps_is_compared_completely() -> None:
     times = make_times(np.full((20, 1), 1000)).with_columns(step=pl.lit(None, pl.Int64))
     fleet = measure_fleet(times, NO_HOSTS)
     assert fleet is not None
-    assert read_data(render_fleet_map(fleet, NO_HOSTS, []))["columns"] == [[None, None, "1.000 µs"]]
+    data = read_data(render_fleet_map(fleet, NO_HOSTS, []))
+    assert (data["columns"], data["references"]) == ([[None, None]], [["1.000 µs"]])
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(MAX_ROWS, MAX_COLUMNS), (5000, 300)])
@@ -155,7 +178,7 @@ def test_neighbors_share_cells_that_show_the_slowest(ranks: int, steps: int) -> 
     assert len(data["rows"]) <= MAX_ROWS and len(data["columns"]) <= MAX_COLUMNS
     (cell,) = np.argwhere(decode(data, "cells", "u1") > 0)
     first, last = data["rows"][cell[0]]
-    from_step, to_step, _ = data["columns"][cell[1]]
+    from_step, to_step = data["columns"][cell[1]]
     assert first <= 411 <= last and from_step <= 110 <= to_step
     assert decode(data, "slowest", "<u4")[tuple(cell)] == 411
     assert data["rows"][-1][1] == ranks - 1 and data["columns"][-1][1] == 9 + steps

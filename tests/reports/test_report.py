@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 import re
 from html import escape
@@ -25,6 +26,7 @@ from etloom.reports.colors import COLORS, list_color_codes
 from etloom.reports.formatting import choose_column_format, format_duration, format_number
 from etloom.reports.html_charts import render_bars
 from etloom.reports.html_tables import render_table
+from etloom.reports.packed_columns import encode_column, frame_columns
 from etloom.reports.summary import summarize_run
 from etloom.reports.timeline_selection import find_first_work, find_origins, pack_timeline
 from etloom.reports.timeline_tracks import MAX_ROWS
@@ -40,18 +42,15 @@ def unpack(data: bytes) -> dict[str, Any]:
     length = int.from_bytes(raw[:4], "little")
     found = json.loads(raw[4 : 4 + length])
     at = 4 + length
-    for name, form, n in found["columns"]:
-        if form == "u8":
-            found[name] = np.frombuffer(raw, "u1", n, at).tolist()
-            at += -(-n // 4) * 4
-        elif form == "u32":
-            found[name] = np.frombuffer(raw, "<u4", n, at).tolist()
-            at += 4 * n
-        else:
-            low, high = np.frombuffer(raw, "<u4", 2 * n, at).reshape(2, n).astype(np.uint64)
-            values = (low + (high << np.uint64(32))).tolist()
-            found[name] = [None if value == 2**64 - 1 else value for value in values]
-            at += 8 * n
+    for name, form, n, width, is_difference in found["columns"]:
+        planes = np.frombuffer(raw, "u1", n * width, at).reshape(width, n)
+        naturals = [sum(int(byte) << (8 * i) for i, byte in enumerate(parts)) for parts in planes.T] or [
+            0
+        ] * n
+        values = [-(natural + 1) // 2 if natural % 2 else natural // 2 for natural in naturals]
+        values = list(itertools.accumulate(values)) if is_difference else values
+        found[name] = [None if form == "wide" and value == -1 else value for value in values]
+        at += n * width
     assert at == len(raw)
     for track in found["tracks"]:
         for first, last in zip(track["rows"], track["rows"][1:], strict=False):
@@ -83,6 +82,21 @@ def test_the_encoded_columns_equal_the_trace(job: Job) -> None:
     assert found["steps"] == [[3, 0, 1_000_000]]
     assert found["step"][gemm] == 1
     assert [track["name"] for track in found["tracks"]] == ["stream 7", "stream 13", "main"]
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(st.integers(-(2**53), 2**53) | st.integers(-3, 300) | st.none(), max_size=40),
+    st.sampled_from(("signed", "wide")),
+    st.booleans(),
+)
+def test_a_column_keeps_each_integer(values: list[int | None], form: str, by_difference: bool) -> None:
+    column = encode_column("values", form, pl.Series(values, dtype=pl.Int64), by_difference=by_difference)
+    unpacked = unpack(frame_columns({"tracks": []}, [column]))["values"]
+    if form == "wide":
+        assert unpacked == [None if value is None else max(value, 0) for value in values]
+    else:
+        assert unpacked == [value or 0 for value in values]
 
 
 def test_gpu_tracks_are_on_top_and_python_frames_apart() -> None:

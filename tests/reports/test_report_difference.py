@@ -17,7 +17,9 @@ from etloom.cli import main
 from etloom.core.trace import Job
 from etloom.reports import difference_timelines
 from etloom.reports.difference_page import list_causes, render_page
+from etloom.reports.difference_steps import list_step_times, match_steps
 from etloom.reports.html_tables import render_table
+from support.real_runs import open_run
 from support.reports import HOSTILE, hostile_job
 from support.small_traces import write_stepped_run
 
@@ -60,10 +62,10 @@ def test_the_page_states_the_change_and_draws_the_steps(
     page = Parsed(out.read_text())
     assert page.texts[page.texts.index("A step") + 1] == "+10.0 %"
     assert page.of("li", "bad")
-    bars = page.of("rect", "step")
-    assert len(bars) == 12
-    heights = [float(bar["height"] or 0) for bar in bars]
-    assert heights[6] / heights[0] == pytest.approx(1.1, abs=0.001)
+    assert [len(page.of("circle", f"run-{run}")) for run in range(2)] == [6, 6]
+    assert len(page.of("rect", "worse")) >= 6
+    assert "step 3: before 1.008 ms, after 1.109 ms, change +10.0 %" in page.texts
+    assert any("slower in 6 of 6 matched steps; mean change +100.3 µs." in text for text in page.texts)
     assert [text for text in page.texts if text.endswith("50 % of it")]  # compute, and idle the other half
     assert "old → new" in page.texts
 
@@ -86,6 +88,23 @@ def test_the_waterfall_sums_to_the_change_of_the_mean_step(tmp_path: Path, names
         assert [before, after] == pytest.approx([fmean(times) for times in difference.step_times], abs=3)
         assert sorted(changes) == sorted(change for change in table["change_ns"] if change)
     assert bars == []
+
+
+def test_steps_are_matched_by_number_or_else_in_their_order() -> None:
+    assert match_steps([{3: 10.0, 4: 11.0}, {4: 12.0, 5: 13.0}]) == (
+        [("3", [10.0, None]), ("4", [11.0, 12.0]), ("5", [None, 13.0])],
+        True,
+    )
+    assert match_steps([{3: 10.0, 4: 11.0}, {7: 12.0}]) == (
+        [("3 and 7", [10.0, 12.0]), ("4", [11.0, None])],
+        False,
+    )
+
+
+def test_the_chart_has_the_step_times_of_the_verdict(data: Path) -> None:
+    jobs = [open_run(data / "cpu" / "ddp_2"), open_run(data / "hta_multirank")]
+    difference = etloom.diff(*jobs)
+    assert tuple(list(list_step_times(job).values()) for job in jobs) == difference.step_times
 
 
 def test_what_the_categories_lack_is_a_cause() -> None:

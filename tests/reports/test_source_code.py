@@ -9,9 +9,10 @@ import pytest
 
 import etloom
 from etloom.collector.session.source_lines import MAX_FRAMES, read_source_lines
+from etloom.comparison.changed_sources import MAX_QUOTED, find_changed_functions, find_source_lines
 from etloom.core.trace import Job, Trace
 from etloom.reports.difference_page import render_page
-from etloom.reports.source_code import find_source_lines, render_changed_lines, render_source_lines
+from etloom.reports.source_code import render_changed_functions, render_source_lines
 from support.reports import HOSTILE
 
 FRAME = "train.py(2): main"
@@ -52,12 +53,15 @@ def test_functions_that_changed_between_two_runs_are_listed(data: Path) -> None:
     first = {"file": "/x/train.py", "lines": ["def main():", "    a = 1", f"    b = {HOSTILE[0]}"]}
     second = {"file": "/x/train.py", "lines": ["def main():", "    a = 1", "    b = 2"]}
     before = make_job(first)
-    assert render_changed_lines(before, make_job(first, "train.py(9): main")) == ""  # it moved
-    html = render_changed_lines(before, make_job(second))
+    assert find_changed_functions(before, make_job(first, "train.py(9): main")) == []  # it moved
+    html = render_changed_functions(find_changed_functions(before, make_job(second)))
     assert "+    b = 2" in html and "-    b = &lt;" in html and "<script" not in html
     job = etloom.open(data / "cpu" / "ddp_2")
-    page = render_page(etloom.diff(job.replace(make_facts(first)), job.replace(make_facts(second))))
-    assert "Functions whose source lines changed" in page
+    difference = etloom.diff(job.replace(make_facts(first)), job.replace(make_facts(second)))
+    assert "Functions whose source lines changed" in render_page(difference)
+    quoted = f"b = {HOSTILE[0]}"[:MAX_QUOTED]
+    assert difference.source_changes == f"source lines changed in main (/x/train.py:2: - {quoted}, + b = 2)"
+    assert etloom.diff(job, job).source_changes is None
 
 
 def test_the_collector_keeps_lines_of_the_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

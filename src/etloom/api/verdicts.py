@@ -86,7 +86,8 @@ def format_comment(result: CheckResult, run: Job, baseline: Job) -> str:
         )
         rows.append(f"| {' | '.join(cells)} |")
     difference = diff(baseline, run)
-    changes = [line for line in (difference.verdict, difference.explanation) if line]
+    sentences = (difference.verdict, difference.explanation, difference.source_changes)
+    changes = [line for line in sentences if line]
     messages = [line for lines in result.messages for line in lines]
     return (
         f"### etloom: {result.verdict}\n\n"

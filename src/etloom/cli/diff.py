@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from etloom.cli.command import Flag, Positional, command
-from etloom.cli.error_handling import print_message
+from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.output import Format, TableOptions, choose_format, write_table
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import RunsOptions, open_job
@@ -108,7 +108,7 @@ def _write_runs(
     first, *others = jobs
     differences = {name: etloom.diff(jobs[first], jobs[name]) for name in others}
     for name, difference in differences.items():
-        for line in (difference.verdict, *difference.notes):
+        for line in filter(None, (difference.verdict, difference.source_changes, *difference.notes)):
             print_message(f"{name}: {line}")
     write_table(etloom.compare(jobs, by=by).head(top), table.format, table.out)
     if html is not None:
@@ -118,9 +118,9 @@ def _write_runs(
 
 def _write_difference(difference: Difference, by: str, top: int, table: TableOptions) -> None:
     rows = difference.table(by, top)
-    for line in filter(None, (difference.verdict, difference.explanation)):
+    for line in filter(None, (difference.verdict, difference.explanation, difference.source_changes)):
         if table.out is None and table.format in (None, Format.table):
-            click.echo(line)
+            click.echo(make_printable(line))
         else:
             print_message(line)
     for note in difference.notes:

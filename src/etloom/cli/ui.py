@@ -183,7 +183,7 @@ def _read_version(folder: Path) -> tuple[int, ...]:
 
 def _render_store(path: Path) -> str:
     import etloom
-    from etloom.reports.served_run import render_runs
+    from etloom.reports.store_page import render_runs
 
     return render_runs(path.name, etloom.store_list(path))
 

@@ -20,6 +20,11 @@ from etloom.analyses.helpers.step_times import measure_device_tail
 from etloom.comparison.call_trees import compare_trees
 from etloom.comparison.change_estimate import CONFIDENCE, MIN_STEPS, estimate_shift
 from etloom.comparison.change_estimate import Shift as Shift
+from etloom.comparison.changed_sources import (
+    ChangedFunction,
+    describe_changed_functions,
+    find_changed_functions,
+)
 from etloom.comparison.difference_tables import BY as BY
 from etloom.comparison.difference_tables import (
     MIN_COMMON_SHARE,
@@ -128,9 +133,19 @@ class Difference:
         line = f"of {format_signed_time(change)} per {'step' if self.stepped else 'run'}: {', '.join(parts_text)}"
         return f"{line}; {subject} that changed most: {', '.join(operators_text)}" if operators_text else line
 
+    @cached_property
+    def changed_functions(self) -> list[ChangedFunction]:
+        """The Python functions whose source lines, as `etloom collect --with stacks` kept them, changed."""
+        return find_changed_functions(self.before, self.after)
+
+    @property
+    def source_changes(self) -> str | None:
+        """A sentence that names the changed functions and lines; None if no lines were kept, or none changed."""
+        return describe_changed_functions(self.changed_functions)
+
     def _repr_html_(self) -> str:
         """Return the verdict, the explanation, the notes and the changes by category as HTML for notebooks."""
-        lines = [line for line in (self.explanation, *self.notes) if line]
+        lines = [line for line in (self.explanation, self.source_changes, *self.notes) if line]
         notes = "".join(f"<li>{escape(line)}</li>" for line in lines)
         return f"<p><b>{escape(self.verdict)}</b></p><ul>{notes}</ul>{self.table()._repr_html_()}"
 

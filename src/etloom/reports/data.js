@@ -1,6 +1,4 @@
-// Unpacks a rank's events (timeline_data.py describes the format) and formats numbers.
-
-const NULL_WORD = 0xffffffff;
+// Unpacks a rank's events (packed_columns.py describes the format) and formats numbers.
 
 async function inflate(base64) {
   const text = atob(base64);
@@ -14,6 +12,7 @@ const unpack = async (base64) => restore(decode(await inflate(base64)));
 
 function restore(rank) {
   restoreTimes(rank);
+  restorePieces(rank);
   indexPieces(rank);
   return rank;
 }
@@ -22,28 +21,27 @@ function decode(buffer) {
   const headerLength = new DataView(buffer).getUint32(0, true);
   const rank = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headerLength)));
   let at = 4 + headerLength;
-  for (const [name, form, n] of rank.columns) {
-    if (form === "u8") {
-      rank[name] = new Uint8Array(buffer, at, n);
-      at += Math.ceil(n / 4) * 4;
-    } else if (form === "u32") {
-      rank[name] = new Uint32Array(buffer, at, n);
-      at += n * 4;
-    } else {
-      rank[name] = widen(new Uint32Array(buffer, at, n), new Uint32Array(buffer, at + n * 4, n));
-      at += n * 8;
-    }
+  for (const [name, form, n, width, isDifference] of rank.columns) {
+    rank[name] = decodeColumn(new Uint8Array(buffer, at, n * width), form, n, isDifference);
+    at += n * width;
   }
   return rank;
 }
 
-function widen(low, high) {
-  const out = new Float64Array(low.length);
-  for (let i = 0; i < low.length; i++) {
-    const absent = low[i] === NULL_WORD && high[i] === NULL_WORD;
-    out[i] = absent ? NaN : high[i] * 4294967296 + low[i];
+const ARRAYS = { u8: Uint8Array, u32: Uint32Array };
+
+function decodeColumn(bytes, form, n, isDifference) {
+  const values = new Float64Array(n);
+  for (let at = 0, factor = 1; at < bytes.length; at += n, factor *= 256) {
+    for (let i = 0; i < n; i++) values[i] += bytes[at + i] * factor;
   }
-  return out;
+  let before = 0;
+  for (let i = 0; i < n; i++) {
+    const value = values[i] % 2 ? -(values[i] + 1) / 2 : values[i] / 2;
+    values[i] = isDifference ? before += value : value;
+  }
+  if (form === "wide") for (let i = 0; i < n; i++) if (values[i] < 0) values[i] = NaN;
+  return ARRAYS[form] ? new ARRAYS[form](values) : values;
 }
 
 // Starts become times of the page, negative before its zero; `end` is the latest end so far in the row, so that it can
@@ -64,7 +62,6 @@ function restoreTimes(rank) {
     }
   }
   for (const step of rank.steps) step[1] -= rank.zero;
-  for (let i = 0; i < rank.path_start.length; i++) rank.path_start[i] -= rank.zero;
   rank.caused = reverse(rank);
 }
 

@@ -27,6 +27,12 @@ function showDetails(timeline, rank, index) {
   if (rank.launch[index]) buttons.append(go("go to its launch", rank.launch[index] - 1));
   if (rank.operator[index]) buttons.append(go("go to its operator", rank.operator[index] - 1));
   if (caused.length) buttons.append(go(caused.length > 1 ? `first of ${formatCount(caused.length)} device events` : "go to its device event", caused[0]));
+  const wait = findWait(timeline, rank, index);
+  if (wait) {
+    const button = element("button", { type: "button", textContent: `show rank ${wait.peer}, which is late` });
+    button.addEventListener("click", () => showFinding(timeline, wait));
+    buttons.append(button);
+  }
   side.replaceChildren(list, buttons);
 }
 
@@ -86,7 +92,17 @@ function connectButtons(timeline, loaded) {
   }
 }
 
+// A click on a column of the chart of steps shows the step on the timeline.
+function connectStepColumns(timeline) {
+  for (const column of document.querySelectorAll(".columns [data-step]")) {
+    column.addEventListener("click", () => {
+      if (timeline.showStep(Number(column.dataset.step))) document.getElementById("timeline").scrollIntoView();
+    });
+  }
+}
+
 function connectTimeline(timeline, loaded) {
+  connectStepColumns(timeline);
   connectSearch(timeline);
   connectSelection(timeline);
   connectButtons(timeline, loaded);

@@ -68,6 +68,21 @@ function connectRuns(timeline, packs) {
     timeline.schedule();
   });
   for (const control of [rankOf, colorBy]) control.dispatchEvent(new Event("input"));
+  connectSteps(stepOf);
+}
+
+// A click on a step of the chart shows it on the timelines, if they have it.
+function connectSteps(stepOf) {
+  for (const hit of document.querySelectorAll(".hit")) {
+    const find = () => [...stepOf.options].findIndex(({ textContent }) => textContent === hit.dataset.step);
+    hit.classList.toggle("shown", find() >= 0);
+    hit.addEventListener("click", () => {
+      if (find() < 0) return;
+      stepOf.selectedIndex = find();
+      stepOf.dispatchEvent(new Event("input"));
+      document.getElementById("timeline").scrollIntoView();
+    });
+  }
 }
 
 // The steps of runs that belong together: of the same number, or, without any, in their order.

@@ -21,12 +21,13 @@ from etloom.core.text import count_noun
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
 from etloom.reports.colors import COLORS
+from etloom.reports.difference_steps import render_steps
 from etloom.reports.difference_timelines import CHANGE_COLORS, ComparedTimelines, pack_runs
 from etloom.reports.formatting import choose_column_format, format_duration
 from etloom.reports.html_charts import render_legend
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
-from etloom.reports.source_code import render_changed_lines
+from etloom.reports.source_code import render_changed_functions
 from etloom.reports.time_shares import PART_LABELS
 
 SCRIPTS = (
@@ -89,7 +90,7 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
         titled_section("explained", "What changed", changes, "What explains the difference"),
         *([] if timelines is None else [_render_timelines(timelines)]),
         titled_section("steps", "Steps", render_steps(differences, sides), "Steps of the runs"),
-        *_render_code_sections(jobs, sides),
+        *_render_code_sections(differences, sides),
         *table_sections,
     ]
     facts = {"colors": [*COLORS, *CHANGE_COLORS], "change_colors": len(CHANGE_COLORS), "common_clock": False}
@@ -107,12 +108,12 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
     ).render()
 
 
-def _render_code_sections(jobs: Sequence[Job], sides: Sequence[str]) -> list[Section]:
+def _render_code_sections(differences: Sequence[Difference], sides: Sequence[str]) -> list[Section]:
     """Return the section of the source lines that differ from those of the first run, if any do."""
     changes = {
         side: html
-        for side, job in zip(sides[1:], jobs[1:], strict=True)
-        if (html := render_changed_lines(jobs[0], job))
+        for side, difference in zip(sides[1:], differences, strict=True)
+        if (html := render_changed_functions(difference.changed_functions))
     }
     heads = {side: "" if len(sides) == 2 else f"<h3>{escape(side)}</h3>" for side in changes}
     html = "".join(heads[side] + text for side, text in changes.items())
@@ -262,10 +263,8 @@ def _render_runs_section(by: str, table: pl.DataFrame) -> Section:
     )
 
 
-# HTML sections that compare two runs: time categories of a step, the largest changes, and the step times.
+# HTML sections that compare two runs: time categories of a step, and the largest changes.
 
-MAX_STEPS = 500
-"""Steps charts per run, the first ones."""
 CHANGES_PER_GROUPING = {"operator": 6, "collective": 3}
 """Number of changes listed per grouping, if above MIN_CHANGE_SHARE."""
 MIN_CHANGE_SHARE = 0.03
@@ -390,50 +389,4 @@ def _render_change(by: str, row: Mapping[str, Any], change: int, stem: str, top:
         f'<rect class="{side}" width="{max(1, 100 * abs(change) / max(top, 1)):.1f}" height="5"/></svg></div>'
         f'<div><p class="what">{escape(str(name))}{escape(size)}</p>'
         f'<p class="soft">{escape(subject)} · {escape(sides)}{escape(calls)}{escape(presence)}</p></div></li>'
-    )
-
-
-def render_steps(differences: Sequence[Difference], names: Sequence[str]) -> str:
-    """Draw the step times of all runs as bars on one scale."""
-    step_times = [differences[0].step_times[0], *(difference.step_times[1] for difference in differences)]
-    if max(map(len, step_times)) < 2:
-        return '<p class="soft">Each run has at most one step: nothing to draw.</p>'
-    times = pl.Series([value for side in step_times for value in side[:MAX_STEPS]], dtype=pl.Float64)
-    median: Any = times.median()
-    # A step of a hundred times the others must not flatten them.
-    top = min(float(times.max() or 1), 4 * float(median or 1))  # type: ignore[arg-type]
-    charts = [_render_step_bars(side, name, top) for side, name in zip(step_times, names, strict=True)]
-    cut_count = sum(value > top for value in times)
-    note = (
-        f" {count_noun(cut_count, 'step')} longer than {format_duration(top)} cut off." if cut_count else ""
-    )
-    more = max(len(side) for side in step_times) - MAX_STEPS
-    margin = f" The first {MAX_STEPS:,} are charts." if more > 0 else ""
-    return f'<p class="soft">All charts have one scale; the line is the median.{note}{margin}</p>{"".join(charts)}'
-
-
-def _render_step_bars(side: Sequence[float], name: str, top: float) -> str:
-    width, height, margin = 1000, 110, 90
-    displayed = side[:MAX_STEPS]
-    width_per_step = min((width - margin) / max(len(displayed), 1), 40.0)
-    gap = 1 if width_per_step > 4 else 0
-    bars = "".join(
-        f"<g><title>{escape(f'step {i + 1} of {len(side)}: {format_duration(value)}')}</title>"
-        f'<rect class="step" x="{margin + i * width_per_step:.2f}" y="{height * (1 - min(value / top, 1)):.2f}" '
-        f'width="{width_per_step - gap:.2f}" height="{height * min(value / top, 1):.2f}"/></g>'
-        for i, value in enumerate(displayed)
-    )
-    median: Any = pl.Series(side, dtype=pl.Float64).median()
-    if median is None:
-        return ""
-    y = height * (1 - min(float(median) / top, 1))
-    right = f"{margin + width_per_step * len(displayed):.2f}"
-    line = f'<line class="median" x1="{margin}" x2="{right}" y1="{y:.2f}" y2="{y:.2f}"/>'
-    label = (
-        f'<text x="0" y="{height - 22}">{escape(name)}</text>'
-        f'<text class="quiet" x="0" y="{height - 6}">{escape(format_duration(float(median)))}</text>'
-    )
-    return (
-        f'<div class="bars-wrap"><svg class="step-bars" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="Steps {escape(name)}">{label}{bars}{line}</svg></div>'
     )

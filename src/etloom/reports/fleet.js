@@ -12,10 +12,11 @@ class FleetMap {
     this.panel = document.getElementById("fleet-cell");
     canvas.width = Math.max(data.columns.length * Math.floor(1024 / data.columns.length), data.columns.length);
     canvas.height = data.rows.length * Math.max(1, Math.floor(512 / data.rows.length));
-    canvas.addEventListener("click", (event) => this.selectAt(event));
+    canvas.addEventListener("click", (event) => this.select(...this.cellAt(event)));
+    canvas.addEventListener("pointermove", (event) => { canvas.title = this.nameCell(...this.cellAt(event)); });
     canvas.addEventListener("keydown", (event) => this.move(event));
     this.paint();
-    const worst = this.cells.reduce((best, level, i) => (level !== NO_DATA && level > this.cells[best] ? i : best), 0);
+    const worst = this.cells.reduce((best, level, i) => (level !== NO_DATA && (this.cells[best] === NO_DATA || level > this.cells[best]) ? i : best), 0);
     this.select(Math.floor(worst / data.columns.length), worst % data.columns.length);
     canvas.dataset.ready = "true";
   }
@@ -45,11 +46,20 @@ class FleetMap {
     context.strokeRect(this.cell[1] * width, this.cell[0] * height, width, height);
   }
 
-  selectAt(event) {
+  // The row and the column under the pointer.
+  cellAt(event) {
     const box = this.canvas.getBoundingClientRect();
     const { rows, columns } = this.data;
     const place = (at, size, count) => Math.min(count - 1, Math.max(0, Math.floor((at / size) * count)));
-    this.select(place(event.clientY - box.top, box.height, rows.length), place(event.clientX - box.left, box.width, columns.length));
+    return [place(event.clientY - box.top, box.height, rows.length), place(event.clientX - box.left, box.width, columns.length)];
+  }
+
+  // The ranks and steps of a cell, as text.
+  nameCell(row, column) {
+    const [[first, last], [from, to]] = [this.data.rows[row], this.data.columns[column]];
+    const ranks = first === last ? `rank ${first}` : `ranks ${first} to ${last}`;
+    const steps = from === null ? "the whole run" : from === to ? `step ${from}` : `steps ${from} to ${to}`;
+    return `${ranks}, ${steps}`;
   }
 
   move(event) {
@@ -65,18 +75,16 @@ class FleetMap {
     this.cell = [row, column];
     const { data } = this;
     const at = row * data.columns.length + column;
-    const [first, last] = data.rows[row];
-    const [from, to, median] = data.columns[column];
-    const ranks = first === last ? `rank ${first}` : `ranks ${first} to ${last}`;
-    const steps = from === null ? "the whole run" : from === to ? `step ${from}` : `steps ${from} to ${to}`;
+    const [from] = data.columns[column];
+    const reference = (data.references[row] ?? data.references[0])[column];
     const rank = this.slowest[at];
-    const lines = [element("b", { textContent: `${ranks}, ${steps}` })];
+    const lines = [element("b", { textContent: this.nameCell(row, column) })];
     if (this.cells[at] === NO_DATA) {
-      lines.push(element("p", { textContent: "no time is known" }));
+      lines.push(element("p", { textContent: "no time to compare is known" }));
     } else {
       const excess = (this.cells[at] / LEVELS) * data.top;
       const slow = excess < 0.05 ? "takes no longer than" : `takes ${excess.toFixed(1)} % longer than`;
-      lines.push(element("p", { textContent: `rank ${rank} ${slow} the median of all ranks, ${median}` }), this.describe(rank, from));
+      lines.push(element("p", { textContent: `rank ${rank} ${slow} ${data.compared}, ${reference}` }), this.describe(rank, from));
     }
     this.panel.replaceChildren(...lines);
     this.paint();
@@ -90,7 +98,7 @@ class FleetMap {
     }
     const host = data.hosts[rank];
     const peer = rank !== data.typical && this.isDrawn(data.typical) ? data.typical : undefined;
-    const compared = peer === undefined ? "" : ` next to rank ${peer}, which is typical`;
+    const compared = peer === undefined ? "" : ` next to rank ${peer}${data.is_fleet ? ", which is typical" : ""}`;
     const button = element("button", { type: "button", textContent: `Timeline of rank ${rank}${host ? ` on ${host}` : ""}${compared}` });
     button.addEventListener("click", async () => {
       await this.timeline.addRanks([rank, peer ?? rank]);

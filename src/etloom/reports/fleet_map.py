@@ -1,4 +1,8 @@
-"""The heat map of ranks: how much longer each rank takes per step, without communication, than the median rank.
+"""The heat map of ranks: how much longer each rank takes per step, without communication, than others.
+
+A rank of a fleet is compared with the median of all ranks. The median of few ranks depends on each of them: of two it
+is the mean of both, from which both deviate alike. So a rank of few is compared with the median of the other ranks, of
+two ranks with the other one.
 
 Its size does not grow with the ranks: neighbors share a row and a column, which then shows the slowest of them.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -38,21 +43,22 @@ _NORMAL = 1.4826  # standard deviations per median deviation, of a normal distri
 
 @dataclass(frozen=True)
 class FleetMap:
-    """The time of each rank outside communication, by step, relative to the median rank.
+    """The time of each rank outside communication, by step, relative to that of others.
 
     Attributes:
         ranks: The ranks, ascending.
         steps: The steps, ascending; one that is null if no step is annotated.
-        excess: Time of each rank (row) in each step (column), relative to the median of the step; NaN if unknown.
-        median_ns: The median of each step, ns.
+        excess: Time of each rank (row) in each step (column), relative to `reference_ns`; NaN if unknown.
+        reference_ns: What each rank is compared with in each step, ns: in a fleet the median of all ranks (one row),
+            else the median of the other ranks (a row per rank).
         outliers: Ranks that are slower in most steps, the slowest first.
-        typical: The rank that is closest to the median.
+        typical: The rank that is closest to what it is compared with.
     """
 
     ranks: NDArray[np.int64]
     steps: list[int | None]
     excess: NDArray[np.float64]
-    median_ns: NDArray[np.float64]
+    reference_ns: NDArray[np.float64]
     outliers: pl.DataFrame
     typical: int
 
@@ -68,7 +74,7 @@ class FleetMap:
 
 
 def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> FleetMap | None:
-    """Compare each rank's time outside communication with the median rank; None for too few of them, or no times.
+    """Compare each rank's time outside communication with that of others; None for too few of them, or no times.
 
     Args:
         times: The answer to temporal-breakdown, ``rank`` first.
@@ -89,18 +95,28 @@ def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> Fleet
         else steps.search_sorted(rows["step"]).to_numpy()
     )
     matrix[ranks.search_sorted(rows["rank"]).to_numpy(), at_step] = rows["own"].to_numpy()
-    median = np.nanmedian(matrix, axis=0)
-    excess = matrix / np.where(median > 0, median, np.nan) - 1
+    reference = _compute_references(matrix)
+    excess = matrix / np.where(reference > 0, reference, np.nan) - 1
     if np.isnan(excess).all():
         return None
     typical, outliers = _find_outliers(ranks.to_numpy(), excess, hosts)
-    return FleetMap(ranks.to_numpy(), steps.to_list(), excess, median, outliers, typical)
+    return FleetMap(ranks.to_numpy(), steps.to_list(), excess, reference, outliers, typical)
+
+
+def _compute_references(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `FleetMap.reference_ns` of the times of ranks (rows) in steps (columns)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a step that no other rank has
+        if len(times) >= MIN_FLEET:
+            return np.nanmedian(times, axis=0, keepdims=True)
+        others = (np.delete(times, row, axis=0) for row in range(len(times)))
+        return np.array([np.nanmedian(part, axis=0) for part in others])
 
 
 def _find_outliers(
     ranks: NDArray[np.int64], excess: NDArray[np.float64], hosts: Mapping[int, str | None]
 ) -> tuple[int, pl.DataFrame]:
-    """Return the rank closest to the median, and a table of slow outliers: rank, host, excess_pct, slow_steps.
+    """Return the typical rank, and a table of slow outliers: rank, host, excess_pct, slow_steps.
 
     Ranks may have roles that take different times (stages of a pipeline, experts), so a rank is compared with the ranks
     of its kind: see `divide_by_time`. excess_pct is relative to their median.
@@ -109,26 +125,27 @@ def _find_outliers(
         known = ~np.isnan(excess).all(axis=1)
         usual = np.full(len(ranks), np.nan)
         usual[known] = np.nanmedian(excess[known], axis=1)
-    typical = int(ranks[np.nanargmin(np.abs(usual - np.nanmedian(usual)))])
+    center = np.nanmedian(usual) if len(ranks) >= MIN_FLEET else 0.0
+    typical = int(ranks[np.nanargmin(np.abs(usual - center))])
     kind = divide_by_time(usual, [hosts.get(rank) for rank in ranks.tolist()])
-    center, limit = np.zeros_like(usual), np.zeros_like(usual)
+    centers, limit = np.zeros_like(usual), np.zeros_like(usual)
     for number in np.unique(kind):
         members = usual[(kind == number) & known]
         median = np.median(members)
-        center[kind == number] = median
+        centers[kind == number] = median
         spread = OUTLIER * _NORMAL * np.median(np.abs(members - median))
         limit[kind == number] = max(MIN_EXCESS, spread)
-    rows = np.flatnonzero(np.nan_to_num(usual - center) > limit)
+    rows = np.flatnonzero(np.nan_to_num(usual - centers) > limit)
     if len(ranks) < MIN_FLEET:
         rows = rows[:0]
-    above = (1 + usual) / (1 + center) - 1
+    above = (1 + usual) / (1 + centers) - 1
     rows = rows[np.argsort(-above[rows], kind="stable")]
     outliers = pl.DataFrame(
         {
             "rank": ranks[rows],
             "host": [hosts.get(rank) for rank in ranks[rows].tolist()],
             "excess_pct": 100 * above[rows],
-            "slow_steps": (np.nan_to_num(excess[rows] - center[rows, None]) > limit[rows, None]).sum(axis=1),
+            "slow_steps": (np.nan_to_num(excess[rows] - centers[rows, None]) > limit[rows, None]).sum(axis=1),
         },
         schema={"rank": pl.Int64, "host": pl.String, "excess_pct": pl.Float64, "slow_steps": pl.Int64},
     )
@@ -154,10 +171,13 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
     else:
         summary = "No rank takes notably longer than the others." if fleet.is_fleet else ""
     table = render_table(outliers, "outliers", "Outliers", "", limit=MAX_OUTLIERS) if outliers.height else ""
-    data = base64.b64encode(json.dumps(_encode(fleet, hosts, drawn)).encode()).decode()
+    content = _encode(fleet, hosts, drawn)
+    data = base64.b64encode(json.dumps(content).encode()).decode()
     return fill_template(
         read_asset("fleet.html"),
         summary=f"<p>{escape(summary)}</p>" if summary else "",
+        compared=_describe_reference(fleet),
+        top=f"{content['top']:.1f} %",
         size="" if fleet.is_fleet else " few",
         drawn=escape(format_ranges(sorted(drawn))),
         table=table,
@@ -186,9 +206,12 @@ def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[in
     ranks, steps = fleet.ranks.tolist(), fleet.steps
     return {
         "rows": [[ranks[start], ranks[end - 1]] for start, end in itertools.pairwise(row_starts)],
-        "columns": [
-            [steps[start], steps[end - 1], format_duration(float(np.nanmedian(fleet.median_ns[start:end])))]
-            for start, end in itertools.pairwise(column_starts)
+        "columns": [[steps[start], steps[end - 1]] for start, end in itertools.pairwise(column_starts)],
+        "compared": _describe_reference(fleet),
+        "is_fleet": fleet.is_fleet,
+        "references": [
+            [_describe_time(row[start:end]) for start, end in itertools.pairwise(column_starts)]
+            for row in fleet.reference_ns
         ],
         "top": 100 * top,
         "cells": base64.b64encode(levels.astype(np.uint8).tobytes()).decode(),
@@ -197,6 +220,17 @@ def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[in
         "typical": fleet.typical,
         "drawn": list(drawn),
     }
+
+
+def _describe_reference(fleet: FleetMap) -> str:
+    if fleet.is_fleet:
+        return "the median of all ranks"
+    return "the other rank" if len(fleet.ranks) == 2 else "the median of the other ranks"
+
+
+def _describe_time(times: NDArray[np.float64]) -> str:
+    """Format the median of times, ns; "unknown" if none is known."""
+    return "unknown" if np.isnan(times).all() else format_duration(float(np.nanmedian(times)))
 
 
 def _divide(count: int, parts: int) -> list[int]:

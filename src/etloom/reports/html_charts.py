@@ -69,6 +69,7 @@ def render_columns(
     colors: Mapping[str, str],
     labels: Mapping[str, str],
     title: str,
+    steps: Sequence[int] | None = None,
 ) -> str:
     """Render vertical stacked columns on one scale; ``columns`` has the label and the time (ns) of each part.
 
@@ -76,6 +77,7 @@ def render_columns(
         colors: class of each part in report.css.
         labels: label of each part.
         title: text for screen readers.
+        steps: the step of each column, which a click on it shows on the timeline.
     """
     top = max((sum(parts.values()) for _, parts in columns), default=0) or 1
     groups = []
@@ -90,7 +92,8 @@ def render_columns(
                 f'<rect class="{colors[part]}" x="{i + 0.04}" y="{y:.2f}" width="0.92" height="{height:.2f}"/>'
             )
         text = escape(f"{label}: {total} ({', '.join(texts)})")
-        groups.append(f"<g><title>{text}</title>{''.join(rects)}</g>")
+        step = "" if steps is None else f' data-step="{steps[i]}"'
+        groups.append(f"<g{step}><title>{text}</title>{''.join(rects)}</g>")
     width = min(100, MAX_COLUMN_PERCENT * len(columns))
     range_text = " to ".join(dict.fromkeys((columns[0][0], columns[-1][0])))
     return (

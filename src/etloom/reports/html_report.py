@@ -23,6 +23,7 @@ import polars as pl
 
 from etloom.analyses.helpers.rank_kinds import MIN_FLEET
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
+from etloom.comparison.changed_sources import find_source_lines
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
@@ -37,14 +38,13 @@ from etloom.reports.memory_section import is_memory_only, render_memory
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.roofline_section import render_roofline
-from etloom.reports.source_code import find_source_lines
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
 from etloom.reports.time_shares import PART_LABELS
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines
 from etloom.reports.what_if import render_simulation
 
 MAX_EVENTS = 200_000
-"""Events drawn per rank; about 8 bytes each in the file."""
+"""Events drawn per rank; about 5 bytes each in the file."""
 MAX_RANKS = 64
 """Ranks whose timelines are drawn; the tables cover all ranks."""
 MAX_FINDINGS = 20
@@ -413,13 +413,14 @@ def _render_step_chart(times: pl.DataFrame) -> str:
         (f"step {row['step']}", {part: row[f"{part}_ns"] for part in parts})
         for row in steps.head(MAX_COLUMNS).iter_rows(named=True)
     ]
+    numbers = steps["step"].head(MAX_COLUMNS).to_list()
     legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in parts})
-    note = "One column per step, mean over the ranks."
+    note = "One column per step, mean over the ranks; a click shows the step on the timeline."
     if steps.height > MAX_COLUMNS:
         note += f" The first {MAX_COLUMNS:,} of {steps.height:,} steps."
     return (
         f'<div class="bars-head"><p class="soft">{note}</p><ul class="legend">{legend}</ul></div>'
-        f"{render_columns(columns, PART_COLORS, PART_LABELS, 'Time of each step by part')}"
+        f"{render_columns(columns, PART_COLORS, PART_LABELS, 'Time of each step by part', numbers)}"
     )
 
 

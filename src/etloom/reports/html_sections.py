@@ -10,10 +10,11 @@ from typing import Any
 
 import polars as pl
 
+from etloom.comparison.changed_sources import SourceLines
 from etloom.core.text import count_noun
 from etloom.reports.finding_text import format_cost, format_gain, format_parts
 from etloom.reports.html_tables import render_table
-from etloom.reports.source_code import SourceLines, render_source_lines
+from etloom.reports.source_code import render_source_lines
 
 _LOCATION_COLUMNS = ("operator", "module", "frame", "step", "stream")
 MAX_ROWS = 500

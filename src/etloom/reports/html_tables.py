@@ -29,6 +29,7 @@ def render_table(
     absent: Mapping[str, str] | None = None,
     limit: int = MAX_ROWS,
     bar: str | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> str:
     """Render a sortable table as HTML: its first ``limit`` rows, with a note if there are more.
 
@@ -36,6 +37,7 @@ def render_table(
         note: plain text next to the title.
         absent: text for null by column; default: "none".
         bar: a column of changes that are drawn next to their numbers, increases to the right.
+        links: address by text of the first column.
     """
     columns = [choose_column_format(frame, column) for column in frame.columns]
     if frame.height > limit:
@@ -50,6 +52,10 @@ def render_table(
         _render_cells(column, shown[name], (absent or {}).get(name, "none"), largest if name == bar else 0.0)
         for column, name in zip(columns, frame.columns, strict=True)
     ]
+    if links:
+        cells[0] = [
+            f'<td><a href="{escape(links[text])}">{escape(text)}</a></td>' for text in shown.to_series(0)
+        ]
     rows = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
     return (
         f'<div class="table"><div class="table-head"><h3 id="{name}-title">{escape(title)}</h3>'

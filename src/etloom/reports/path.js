@@ -1,5 +1,30 @@
 // The critical path on the timeline: which pieces of which events are on it. A piece without an event is a delay.
 
+// Adds the pieces by event and start (timeline_path.py describes the columns): path_event, 1 + the index of the event or
+// 0, path_start and path_dur.
+function restorePieces(rank) {
+  const { path_row: rows, path_move: moves, path_gap: gaps, path_rest: rests, start, dur } = rank;
+  const count = rows.length;
+  const last = rank.tracks.flatMap(({ rows: bounds }) => bounds.slice(0, -1).filter((first, i) => first < bounds[i + 1]));
+  const owner = Uint32Array.from(rows, (row, i) => (row ? (last[row - 1] += moves[i]) + 1 : 0));
+  const [starts, durations] = [new Float64Array(count), new Float64Array(count)];
+  const firsts = new Uint32Array(rank.events + 2); // the place of the first piece of each owner
+  for (let i = 0, time = -rank.zero; i < count; i++) {
+    const from = (starts[i] = time += gaps[i]);
+    const end = owner[i] ? start[owner[i] - 1] + (dur[owner[i] - 1] || 0) : from;
+    const next = owner[i + 1] ? start[owner[i + 1] - 1] : -Infinity;
+    time = (next > from && (next < end || !owner[i]) ? next : end) + rests[i];
+    durations[i] = time - from;
+    firsts[owner[i] + 1]++;
+  }
+  for (let i = 1; i < firsts.length; i++) firsts[i] += firsts[i - 1];
+  Object.assign(rank, { path_event: new Uint32Array(count), path_start: new Float64Array(count), path_dur: new Float64Array(count) });
+  for (let i = 0; i < count; i++) {
+    const place = firsts[owner[i]]++;
+    [rank.path_event[place], rank.path_start[place], rank.path_dur[place]] = [owner[i], starts[i], durations[i]];
+  }
+}
+
 // Adds what drawing needs: firstPiece[i], the first piece of event i, and the spans of all pieces in time order.
 function indexPieces(rank) {
   const { path_event: owner, path_start: start, path_dur: dur, events } = rank;

@@ -1,3 +1,4 @@
 // The page of a store, whose runs are links.
 
+tables();
 themes(() => {});

@@ -41,6 +41,21 @@ function sumNames(timeline, range, byTrack) {
   return sortNames(names);
 }
 
+// The device events that were launched in a time range, on unfolded ranks, as `sumNames` returns them.
+function sumLaunched(timeline, [from, to]) {
+  const names = new Map();
+  for (const rank of timeline.ranks.filter(({ open }) => open)) {
+    for (let i = 0; i < rank.events; i++) {
+      const at = rank.launch[i] ? rank.start[rank.launch[i] - 1] : NaN;
+      if (!(from <= at && at < to)) continue;
+      const name = nameOf(rank, i);
+      const { count, sum } = names.get(name) ?? { count: 0, sum: 0 };
+      names.set(name, { name, track: "", count: count + 1, sum: sum + (rank.dur[i] || 0) });
+    }
+  }
+  return sortNames([...names.values()]);
+}
+
 const sortNames = (names) => names.sort((a, b) => b.sum - a.sum || b.count - a.count);
 const nameTrack = (rank, track) => `rank ${rank.title ?? rank.rank}, ${track.name}`;
 
@@ -59,13 +74,15 @@ async function showStatistics(timeline) {
   document.getElementById("statistics-sql").hidden = !timeline.ranks.every(({ rank, open }) => !open || FACTS.zeros?.[rank]);
   table.parentNode.hidden = by.startsWith("call");
   calls.hidden = !table.parentNode.hidden;
-  note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); unfolded rows. Events that cross an edge count with their part inside.`;
+  const counted = by === "launched" ? "GPU activities that unfolded ranks launched in it, with all of their time, also after it."
+    : "unfolded rows. Events that cross an edge count with their part inside.";
+  note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); ${counted}`;
   if (!calls.hidden) {
     const root = await timeline.buildCalls(measured);
     if (showStatistics.key !== key) return;
     return drawCalls(timeline, calls, by === "callers" ? invertCalls(root) : root, span);
   }
-  const names = await timeline.sumNames(measured, by === "track");
+  const names = await (by === "launched" ? timeline.sumLaunched(measured) : timeline.sumNames(measured, by === "track"));
   if (showStatistics.key !== key) return;
   if (names.length > MAX_NAMES) note.append(` The first ${MAX_NAMES} of ${formatCount(names.length)} rows.`);
   table.classList.toggle("by-track", by === "track");
@@ -83,9 +100,12 @@ async function showStatistics(timeline) {
 }
 
 // The statement for `etloom query` that sums the selected time by name. Each rank counts its times from a zero of its own.
-function writeStatement({ measured: [from, to], ranks }) {
+function writeStatement({ measured: [from, to], ranks }, by) {
   const parts = ranks.filter(({ open }) => open).map(({ rank }) => {
     const [start, end] = [from, to].map((time) => BigInt(FACTS.zeros[rank]) + BigInt(Math.round(time)));
+    if (by === "launched") {
+      return `SELECT d.name, coalesce(d.dur, 0) AS part FROM launches AS l JOIN events AS h ON h.rank = l.rank AND h.id = l.launch JOIN events AS d ON d.rank = l.rank AND d.id = l.device_event WHERE l.rank = ${rank} AND h.ts >= ${start} AND h.ts < ${end}`;
+    }
     const stop = "ts + coalesce(dur, 0)";
     return `SELECT name, least(${stop}, ${end}) - greatest(ts, ${start}) AS part FROM events WHERE rank = ${rank} AND ts < ${end} AND ${stop} > ${start}`;
   });
@@ -93,6 +113,6 @@ function writeStatement({ measured: [from, to], ranks }) {
 }
 
 function connectSelection(timeline) {
-  copyOnClick(document.getElementById("statistics-sql"), () => writeStatement(timeline));
+  copyOnClick(document.getElementById("statistics-sql"), () => writeStatement(timeline, document.getElementById("statistics-by").value));
   timeline.atRest.push(() => showStatistics(timeline));
 }

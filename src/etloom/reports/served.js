@@ -182,6 +182,17 @@ class ServedTimeline extends Timeline {
     return sortNames([...names.values()]);
   }
 
+  async sumLaunched(range) {
+    const names = new Map();
+    for (const [, rows] of await this.askAll("launched", range)) {
+      for (const [name, , count, sum] of rows) {
+        const entry = names.get(name) ?? { name, track: "", count: 0, sum: 0 };
+        names.set(name, { ...entry, count: entry.count + count, sum: entry.sum + sum });
+      }
+    }
+    return sortNames([...names.values()]);
+  }
+
   async buildCalls(range) {
     const root = startTree();
     for (const [, rows] of await this.askAll("calls", range)) {

@@ -8,26 +8,21 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
-from urllib.parse import quote
 
 import polars as pl
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
-from etloom.reports.html_charts import render_columns
 from etloom.reports.html_report import MAX_RANKS, render_page, render_timeline_page
-from etloom.reports.page import Page, titled_section
 from etloom.reports.timeline_index import Part, TimelineIndex
 from etloom.reports.timeline_path import select_pieces
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, find_first_work, find_origins
+from etloom.reports.timeline_waits import NO_WAITS, find_waits
 
 MAX_INDEXED_EVENTS = 30_000_000
 """Events of the ranks that stay prepared; those used longest ago are prepared again when they are shown again."""
 OVERVIEW_CELLS, OVERVIEW_ROWS = 800, 4
-MAX_DRAWN_RUNS = 500
-"""Runs of a store in the chart of their steps, the last ones."""
 MAX_CELLS = 20_000
 MAX_IDS, MAX_QUERY = 10, 1_000
 _IDS = range(1 << 32)
@@ -52,6 +47,7 @@ class ServedRun:
         self._zeros = find_first_work(timed, origins)
         self._common_clock = len(set(origins.values())) <= 1
         self._path: pl.DataFrame | None = None
+        self._waits: Mapping[int, pl.DataFrame] = {}
         self._page: str | None = None
         self._failure = ""
         self._indexes: OrderedDict[int, TimelineIndex] = OrderedDict()
@@ -60,6 +56,7 @@ class ServedRun:
             "overview": self._pack_overview,
             "slice": self._pack_slice,
             "names": self._sum_names,
+            "launched": self._sum_launched,
             "calls": self._sum_calls,
             "search": self._search,
             "event": self._find_event,
@@ -99,6 +96,7 @@ class ServedRun:
                 self._indexes[rank] = index = TimelineIndex(self.job[rank], rank, self._find_zero(rank))
                 if self._path is not None:
                     index.pieces = select_pieces(self._path, rank)
+                    index.waits = self._waits.get(rank, NO_WAITS)
             self._indexes.move_to_end(rank)
             while (
                 len(self._indexes) > 1
@@ -119,12 +117,13 @@ class ServedRun:
         ]
 
     def _select_timelines(self, path: pl.DataFrame | None, named: Sequence[int]) -> Timelines:
-        """Return which timelines the page shows; see `pack_timelines`. Keep the critical path for slices."""
+        """Return which timelines the page shows; see `pack_timelines`. Keep the path and the waits for slices."""
         if path is not None:
+            waits = find_waits(self.job)
             with self._lock:
-                self._path = path
+                self._path, self._waits = path, waits
                 for rank, index in self._indexes.items():
-                    index.pieces = select_pieces(path, rank)
+                    index.pieces, index.waits = select_pieces(path, rank), waits.get(rank, NO_WAITS)
         first = self.list_first_ranks(named)
         zeros = {rank: self._find_zero(rank) for rank in (*first, *named) if rank in self._events}
         served = {"ranks": first, "count": len(self._events), "summarized": path is not None}
@@ -154,6 +153,9 @@ class ServedRun:
     def _sum_names(self, arguments: Mapping[str, str]) -> Any:
         by_track = arguments.get("by") == "track"
         return self._open(arguments).sum_names(_read_part(arguments), by_track=by_track)
+
+    def _sum_launched(self, arguments: Mapping[str, str]) -> Any:
+        return self._open(arguments).sum_launched(_read_part(arguments))
 
     def _sum_calls(self, arguments: Mapping[str, str]) -> Any:
         return self._open(arguments).sum_calls(_read_part(arguments))
@@ -199,34 +201,3 @@ def _read_part(arguments: Mapping[str, str]) -> Part:
         raise InvalidValue("expected from before to, and rows as TRACK.FIRST.END separated by _")
     ranges = (map(int, part.split(".")) for part in rows.split("_") if part)
     return Part(start, end, sorted({(track, first, last) for track, first, last in ranges}))
-
-
-def render_runs(name: str, runs: pl.DataFrame) -> str:
-    """Return the page of a store: a table of its runs, each a link to its page.
-
-    Args:
-        name: the name of the store.
-        runs: the runs, as `etloom.store_list` returns them.
-    """
-    head = "".join(f"<th>{escape(column)}</th>" for column in runs.columns)
-    rows = "".join(
-        f'<tr><td><a href="{quote(row[0])}/">{escape(row[0])}</a></td>'
-        + "".join(f"<td>{escape(str(cell))}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in runs.iter_rows()
-    )
-    table = f'<div class="wrap"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    timed = runs.drop_nulls("step_ns").select("run", "step_ns").rows()
-    if len(timed) > 1:
-        columns = [(run, {"step": ns}) for run, ns in timed[-MAX_DRAWN_RUNS:]]
-        note = '<p class="soft">Mean step of each run, in the order in which they were added.</p>'
-        table = f"{note}{render_columns(columns, {'step': 'step'}, {'step': 'step'}, 'Mean step of each run')}{table}"
-    return Page(
-        title=f"{name} - etloom",
-        heading=name,
-        subtitle="store of runs",
-        summary="",
-        sections=[titled_section("runs", "Runs", table)],
-        scripts=("tables.js", "runs.js"),
-        asks_server=True,
-    ).render()

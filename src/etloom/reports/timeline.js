@@ -198,6 +198,19 @@ class Timeline extends Painter {
     this.layout();
   }
 
+  // Shows a step of the first rank that has it, and selects its time; returns whether there is one.
+  showStep(number) {
+    for (const { steps } of this.ranks) {
+      const step = steps.find(([other]) => other === number);
+      if (!step) continue;
+      const [, start, duration] = step;
+      this.setView(start - 0.05 * duration, start + 1.05 * duration);
+      this.measure(start, start + duration);
+      return true;
+    }
+    return false;
+  }
+
   scrollTo(rank) {
     this.scroller.scrollTop = this.items.find((item) => item.rank === rank).y;
   }
@@ -289,6 +302,7 @@ class Timeline extends Painter {
   async prepare() {}
   async loadView() {}
   async sumNames(range, byTrack) { return sumNames(this, range, byTrack); }
+  async sumLaunched(range) { return sumLaunched(this, range); }
   async buildCalls(range) { return buildCalls(this, range); }
 
   // ---- the pointer
@@ -322,15 +336,17 @@ class Timeline extends Painter {
   hover(event) {
     const hit = this.hit(event.offsetX, event.offsetY);
     const item = event.offsetX < this.gutter ? this.item(event.offsetY) : null;
-    this.canvas.style.cursor = hit || item ? "pointer" : "";
+    const step = this.stepAt(event.offsetX, this.item(event.offsetY));
+    this.canvas.style.cursor = hit || item || step ? "pointer" : "";
     if (hit?.rank !== this.hovered?.rank || hit?.index !== this.hovered?.index) {
       this.hovered = hit;
       this.schedule();
     }
-    this.tip.hidden = !hit && !item?.track;
+    this.tip.hidden = !hit && !item?.track && !step;
     if (this.tip.hidden) return;
-    this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: item.track.name })]));
-    if (!hit && item.track.omitted) this.tip.append(element("div", { textContent: `${formatCount(item.track.omitted)} events omitted` }));
+    const name = step ? `step ${step[0]}, ${formatTime(step[2])}: a click selects its time` : item?.track?.name;
+    this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: name })]));
+    if (!hit && item?.track?.omitted) this.tip.append(element("div", { textContent: `${formatCount(item.track.omitted)} events omitted` }));
     const { width, height } = this.tip.getBoundingClientRect();
     const left = event.clientX + 14 + width > innerWidth ? event.clientX - width - 10 : event.clientX + 14;
     const top = event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18;
@@ -343,8 +359,17 @@ class Timeline extends Painter {
     if (item && x < this.gutter) {
       return this.fold(item.track || item.rank);
     }
+    const step = this.stepAt(x, item);
+    if (step) return this.measure(step[1], step[1] + step[2]);
     const hit = this.hit(x, y);
     return hit ? this.select(hit.rank, hit.index) : this.select(null);
+  }
+
+  // The step at a place of the head of a rank.
+  stepAt(x, item) {
+    if (!item || item.track || x < this.gutter) return undefined;
+    const time = this.time(x);
+    return item.rank.steps.find(([, start, dur]) => start <= time && time < start + dur);
   }
 }
 
@@ -368,7 +393,8 @@ function details(rank, index) {
     ["critical path", formatShareOnPath(rank, index)], ["compared", formatCompared(rank, index)],
     ["step", step], ["correlation", Number.isNaN(correlation) ? null : correlation],
     ["shapes", text("shapes")], ["launch", text("geometry")], ["communication", text("communication")],
-    ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
+    ["wait", formatWait(rank, index)],
+    ["launched by", rank.launch[index] ? `${named(rank.launch[index])}, which began ${formatTime(rank.start[index] - rank.start[rank.launch[index] - 1])} before` : null], ["operator", named(rank.operator[index])],
     ["also here", rank.hidden?.[index] ? `${formatCount(rank.hidden[index])} more; zoom in` : null],
     ["rank", rank.title ?? rank.rank], ["track", trackOf(rank, index).name], ["event", rank.id[index]],
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
@@ -381,6 +407,15 @@ function formatCompared(rank, index) {
   const [first, second] = [before, after].map((time) => (time < 0 ? "absent" : formatTime(time)));
   const percent = Math.min(before, after) > 0 ? ` (${after < before ? "−" : "+"}${Math.abs(100 * (after / before - 1)).toFixed(1)} %)` : "";
   return `${ofOperator ? "its operator " : ""}${first} → ${second} per step${percent}`;
+}
+
+// For which rank a collective waits, and how long; null for what is no matched collective.
+function formatWait(rank, index) {
+  const late = (rank.late?.[index] ?? 0) - 1;
+  if (late < 0) return null;
+  const time = formatTime(rank.wait[index]);
+  if (late === rank.rank) return rank.wait[index] ? `none: the last to arrive; others wait up to ${time}` : "none";
+  return `${time} for rank ${late}, the last to arrive`;
 }
 
 function bounds(tracks) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,15 +20,10 @@ from etloom._native import sum_calls
 from etloom.core.arrays import find_values, mask_members, sort_rows, take_rows, to_array
 from etloom.core.text_codes import find_distinct, read_codes
 from etloom.core.trace import Trace
-from etloom.reports.timeline_selection import (
-    MAX_TEXT,
-    NO_PIECES,
-    encode_column,
-    encode_events,
-    frame_columns,
-    place_events,
-)
+from etloom.reports.packed_columns import encode_column, frame_columns
+from etloom.reports.timeline_selection import MAX_TEXT, NO_PIECES, encode_events, place_events
 from etloom.reports.timeline_tracks import track_headers
+from etloom.reports.timeline_waits import NO_WAITS, encode_waits
 from etloom.timeline.activity import find_steps
 
 Positions = NDArray[np.int64]
@@ -62,7 +58,7 @@ class TimelineIndex:
     def __init__(self, trace: Trace, rank: int, zero: int) -> None:
         placed = place_events(trace)
         self.trace, self.rank, self.zero = trace, rank, zero
-        self.pieces = NO_PIECES
+        self.pieces, self.waits = NO_PIECES, NO_WAITS
         self._events = events = placed.events.select(_COLUMNS)
         self._starts = events["ts"].to_numpy()
         self._stops = self._starts + to_array(events["dur"], 0)
@@ -131,6 +127,7 @@ class TimelineIndex:
         columns += [
             encode_column("hidden", "u32", pl.Series(hidden)),
             encode_column("shade", "u8", pl.Series((self._codes[positions] + 1) % SHADES)),
+            *encode_waits(self.waits, plotted),
         ]
         return frame_columns(header, columns, is_compressed=False)
 
@@ -148,6 +145,27 @@ class TimelineIndex:
             (self._names[key % size], key // size if by_track else -1, count, total)
             for key, count, total in zip(pairs.tolist(), counts.tolist(), totals.tolist(), strict=True)
         ]
+
+    def sum_launched(self, part: Part) -> list[tuple[str, int, int, int]]:
+        """Return (name, -1, count, ns) of the device events that were launched in the time of a part."""
+        device, launch = self._launched
+        starts = self._starts[launch]
+        rows = device[(starts >= part.start + self.zero) & (starts < part.end + self.zero)]
+        codes, places, counts = np.unique(self._codes[rows], return_inverse=True, return_counts=True)
+        totals = np.zeros(codes.size, np.int64)
+        np.add.at(totals, places, self._stops[rows] - self._starts[rows])
+        return [
+            (self._names[code], -1, count, total)
+            for code, count, total in zip(codes.tolist(), counts.tolist(), totals.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def _launched(self) -> tuple[Positions, Positions]:
+        """The places of device events and of their launches."""
+        launches = self.trace.launches.select("device_event", "launch").drop_nulls()
+        device, launch = (self._locate(launches[name]) for name in ("device_event", "launch"))
+        is_placed = (device >= 0) & (launch >= 0)
+        return device[is_placed], launch[is_placed]
 
     def sum_calls(self, part: Part) -> list[tuple[int, str, int, int, int]]:
         """Return the call tree of the threads of a part: (caller's place or -1, name, color, count, ns inside)."""
@@ -280,11 +298,16 @@ class TimelineIndex:
 
     def _find_positions(self, ids: pl.Series) -> Positions:
         """Return the places of events, without those of ids that no event has."""
+        places = self._locate(ids)
+        return places[places >= 0]
+
+    def _locate(self, ids: pl.Series) -> Positions:
+        """Return the place of each event, -1 where no event has the id."""
         wanted = ids.cast(pl.UInt32).to_numpy()  # of the same type, else all ids would be converted
         at = np.searchsorted(self._ids, wanted, sorter=self._by_id)
         places = self._by_id[np.minimum(at, self._ids.size - 1)]
-        known: Positions = places[self._ids[places] == wanted]
-        return known
+        located: Positions = np.where(self._ids[places] == wanted, places, -1)
+        return located
 
 
 _LAUNCH_COLUMNS = ("launch", "operator", "device_event")

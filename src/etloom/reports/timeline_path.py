@@ -2,14 +2,22 @@
 
 An event may be on the path for a part of its time only: a call that waits is on it from the moment at which it alone
 delays the run. A piece is such a part; time that belongs to no event (launch delays, Python) is a piece without one.
+
+The page gets the pieces in time order, as what cannot be derived from the events and the pieces before: ``path_row``,
+1 + the row of its event (0: no event); ``path_move``, the index of its event minus that of the last one of the row (at
+first of the first one in the row); ``path_gap``, its start minus the end of the piece before; and ``path_rest``, its
+end minus the start of the next piece's event, if that is after its start and before the end of its own event, else
+minus this end (of a piece without an event: minus its start).
 """
 
 from __future__ import annotations
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from etloom.core.arrays import make_frame, rows_of_ids, take_rows, to_array
+from etloom.reports.packed_columns import Column, encode_column
 
 
 def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
@@ -33,7 +41,7 @@ def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 
 def place_pieces(pieces: pl.DataFrame, plotted: pl.DataFrame) -> pl.DataFrame:
-    """Split path intervals by plotted event: place (1 + row in ``plotted``, 0 for none), start, dur (ns).
+    """Split path intervals by plotted event, in time order: place (1 + row in ``plotted``, 0: none), start, dur (ns).
 
     A piece is clipped to its event; the part outside of it, such as the delay before a kernel, has no event.
 
@@ -52,7 +60,7 @@ def place_pieces(pieces: pl.DataFrame, plotted: pl.DataFrame) -> pl.DataFrame:
     starts = np.concatenate((begin, start, finish))
     ends = np.concatenate((finish, begin, end))
     parts = np.flatnonzero(ends > starts)
-    parts = parts[np.lexsort((starts[parts], places[parts]))]
+    parts = parts[np.lexsort((places[parts], starts[parts]))]
     return make_frame(
         {
             "place": places[parts].astype(np.uint32),
@@ -60,3 +68,49 @@ def place_pieces(pieces: pl.DataFrame, plotted: pl.DataFrame) -> pl.DataFrame:
             "dur": ends[parts] - starts[parts],
         }
     )
+
+
+def encode_pieces(
+    pieces: pl.DataFrame, plotted: pl.DataFrame, rows: NDArray[np.int64], origin: int
+) -> list[Column]:
+    """Return the columns of the path of a rank.
+
+    Args:
+        pieces: As `select_pieces` returns them.
+        plotted: The plotted events by row and start: id, ts, dur.
+        rows: The number of each event's row.
+        origin: The time from which the page counts, ns.
+    """
+    placed = place_pieces(pieces, plotted)
+    place = placed["place"].to_numpy().astype(np.int64)
+    start = placed["start"].to_numpy() - origin
+    end = start + placed["dur"].to_numpy()
+    has_event, event = place > 0, np.maximum(place - 1, 0)
+    event_starts = plotted["ts"].to_numpy() - origin
+    event_ends = event_starts + to_array(plotted["dur"], 0)
+    row, begin, stop = np.zeros_like(place), np.full_like(start, -1), start.copy()
+    row[has_event] = rows[event[has_event]] + 1
+    begin[has_event] = event_starts[event[has_event]]
+    stop[has_event] = event_ends[event[has_event]]
+    following = np.append(begin[1:], -1)[: begin.size]
+    is_inside = (following > start) & ((following < stop) | ~has_event)
+    return [
+        encode_column("path_row", "u32", pl.Series(row), by_difference=True),
+        encode_column("path_move", "signed", pl.Series(_measure_moves(event, row, rows))),
+        encode_column("path_gap", "signed", pl.Series(start - np.append(0, end)[: start.size])),
+        encode_column("path_rest", "signed", pl.Series(end - np.where(is_inside, following, stop))),
+    ]
+
+
+def _measure_moves(
+    event: NDArray[np.int64], row: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the column ``path_move``; see above. ``row``: of each piece; ``rows``: of each event."""
+    first = np.searchsorted(rows, np.maximum(row - 1, 0))
+    order = np.argsort(row, kind="stable")
+    is_first = np.diff(row[order], prepend=-1) != 0
+    moves = np.zeros_like(event)
+    before = np.append(0, event[order])[: event.size]
+    moves[order] = event[order] - np.where(is_first, first[order], before)
+    moves[row == 0] = 0
+    return moves

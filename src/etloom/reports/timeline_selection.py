@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from isal import igzip_lib
+from numpy.typing import NDArray
 
 from etloom.core import categories
 from etloom.core.arrays import rows_of_ids, take_rows, to_array
@@ -19,7 +18,8 @@ from etloom.core.text import count_noun, format_ranges, format_ranks
 from etloom.core.text_codes import find_distinct, read_codes
 from etloom.core.trace import Job, Trace
 from etloom.reports.colors import list_color_codes
-from etloom.reports.timeline_path import place_pieces, select_pieces
+from etloom.reports.packed_columns import Column, encode_column, frame_columns
+from etloom.reports.timeline_path import encode_pieces, select_pieces
 from etloom.reports.timeline_tracks import (
     MAX_ROWS,
     add_track_key,
@@ -28,6 +28,7 @@ from etloom.reports.timeline_tracks import (
     list_tracks,
     track_headers,
 )
+from etloom.reports.timeline_waits import NO_WAITS, encode_waits, find_waits
 from etloom.timeline.activity import find_steps
 
 MAX_TOTAL_EVENTS = 1_200_000
@@ -92,10 +93,17 @@ def pack_timelines(
         notes.append("The ranks have no common clock: each timeline starts at its own zero.")
     max_per_rank = min(max_events, MAX_TOTAL_EVENTS // max(1, len(timed)))
 
+    waits = find_waits(job)
+
     def pack(rank: int) -> PackedTimeline:
-        pieces, trace = select_pieces(path, rank), timed[rank]
         return pack_timeline(
-            trace, rank=rank, origin=starts[rank], zero=zeros[rank], max_events=max_per_rank, pieces=pieces
+            timed[rank],
+            rank=rank,
+            origin=starts[rank],
+            zero=zeros[rank],
+            max_events=max_per_rank,
+            pieces=select_pieces(path, rank),
+            waits=waits.get(rank, NO_WAITS),
         )
 
     # Compression and polars release the interpreter's lock.
@@ -169,21 +177,13 @@ def find_first_work(traces: Mapping[int, Trace], starts: Mapping[int, int]) -> d
     return {rank: first[start] for rank, start in starts.items()}
 
 
-# Packs the events of one rank into columns for the timeline of the report.
+# Packs the events of one rank into columns for the timeline of the report, as `packed_columns` describes them.
 #
-# `timeline_tracks` assigns tracks and rows; `pack` returns bytes that ``data.js`` unpacks:
-#
-#     gzip( u32 length of the header | header (JSON, padded to 4 bytes) | columns, little endian )
-#
-# A column is ``u8``, ``u32`` or ``wide``: all low words of 64-bit numbers, then all high ones, null as all ones. Rows
-# are stored one after the other, each by start; starts are differences within their row. Text is an index into
-# ``strings``, and a reference to a text, a step or another event is 0 where there is none, else 1 + index. The
-# columns ``path_*`` are the pieces of the critical path, by event.
+# `timeline_tracks` assigns tracks and rows. Events are stored by row and start; starts are differences within their
+# row. Text is an index into ``strings``, and a reference to a text, a step or another event is 0 where there is none,
+# else 1 + index. `timeline_path` has the columns ``path_*``.
 
 MAX_TEXT = 2000
-NULL_WORD = 0xFFFFFFFF
-_COMPRESSION = 1
-"""Eight times as fast as level 4 of zlib, and a sixth larger."""
 _NULL = np.iinfo(np.int64).min
 
 
@@ -232,6 +232,7 @@ def pack_timeline(
     max_events: int,
     zero: int | None = None,
     pieces: pl.DataFrame | None = None,
+    waits: pl.DataFrame = NO_WAITS,
     changes: tuple[Mapping[int, int], Sequence[tuple[int, int, bool]]] | None = None,
 ) -> PackedTimeline:
     """Pack events, steps and critical path of a rank into the compressed format that the report's script reads.
@@ -240,6 +241,7 @@ def pack_timeline(
         origin: time from which starts are counted, ns; no event starts earlier.
         zero: time that the page shows as zero, ns; default: origin.
         pieces: the pieces of the critical path, as `select_pieces` returns them.
+        waits: the waits in collectives, as `find_waits` returns them.
         changes: of a comparison: event id -> its place in a list, and what the page says about it.
         max_events: with more events, those on the critical path are kept, then the longest of their track and time
             bucket.
@@ -247,6 +249,7 @@ def pack_timeline(
     pieces = NO_PIECES if pieces is None else pieces
     placed = place_events(trace, max_events, pieces)
     header, columns = encode_events(trace, placed.events, origin, find_steps(trace).sort("start"), pieces)
+    columns += encode_waits(waits, placed.events)
     if changes:
         columns.append(encode_column("compared", "u32", _find_places(placed.events, changes[0])))
     header |= {
@@ -300,21 +303,16 @@ def encode_events(
     """
     strings, texts = _encode_texts(trace, plotted)
     step_rows, step = _encode_steps(steps, plotted, origin)
-    path = place_pieces(pieces, plotted)
+    references = {**texts, **_encode_launches(trace, plotted)}
     columns = [
         encode_column("start", "wide", _measure_distances(plotted, origin)),
         encode_column("dur", "wide", plotted["dur"]),
-        encode_column("correlation", "wide", plotted["correlation"]),
-        encode_column("id", "u32", plotted["id"]),
+        encode_column("correlation", "wide", plotted["correlation"], by_difference=True),
+        encode_column("id", "u32", plotted["id"], by_difference=True),
         encode_column("color", "u8", plotted["_color"]),
         encode_column("step", "u32", step),
-        *(
-            encode_column(name, "u32", values)
-            for name, values in {**texts, **_encode_launches(trace, plotted)}.items()
-        ),
-        encode_column("path_event", "u32", path["place"]),
-        encode_column("path_start", "wide", path["start"] - origin),
-        encode_column("path_dur", "wide", path["dur"]),
+        *(encode_column(name, "u32", values, by_difference=True) for name, values in references.items()),
+        *encode_pieces(pieces, plotted, number_rows(plotted), origin),
     ]
     return {"events": plotted.height, "strings": strings, "steps": step_rows}, columns
 
@@ -419,38 +417,11 @@ def _encode_launches(trace: Trace, plotted: pl.DataFrame) -> dict[str, pl.Series
 def _measure_distances(plotted: pl.DataFrame, origin: int) -> pl.Series:
     """Return each event's start minus that of the previous event on its row (ns); the first minus ``origin``."""
     start = plotted["ts"].to_numpy() - origin
-    row = plotted["_track"].to_numpy().astype(np.int64) * MAX_ROWS + plotted["_row"].to_numpy()
-    before = np.where(np.diff(row, prepend=-1) != 0, 0, np.append(0, start[:-1]))
+    before = np.where(np.diff(number_rows(plotted), prepend=-1) != 0, 0, np.append(0, start[:-1]))
     return pl.Series(np.maximum(start - before, 0))
 
 
-class Column(NamedTuple):
-    """An encoded column: name, form, number of values, bytes."""
-
-    name: str
-    form: str
-    size: int
-    data: bytes
-
-
-def encode_column(name: str, form: str, values: pl.Series) -> Column:
-    """Encode a column of integers as bytes: ``wide`` (64 bits, null as all ones), ``u32`` or ``u8`` (null as 0)."""
-    if form == "wide":
-        known = to_array(values, _NULL)
-        numbers = np.where(known == _NULL, -1, np.maximum(known, 0)).astype(np.int64).view(np.uint64)
-        data = (numbers & NULL_WORD).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
-    else:
-        data = to_array(values, 0).astype({"u32": "<u4", "u8": "u1"}[form]).tobytes()
-    return Column(name, form, len(values), data)
-
-
-def frame_columns(header: dict[str, Any], columns: Sequence[Column], *, is_compressed: bool = True) -> bytes:
-    """Return header and columns as bytes; see above."""
-    header["columns"] = [[column.name, column.form, column.size] for column in columns]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 4)
-    body = b"".join(column.data + b"\0" * (-len(column.data) % 4) for column in columns)
-    content = len(text).to_bytes(4, "little") + text + body
-    if not is_compressed:
-        return content
-    return bytes(igzip_lib.compress(content, level=_COMPRESSION, flag=igzip_lib.COMP_GZIP))
+def number_rows(plotted: pl.DataFrame) -> NDArray[np.int64]:
+    """Return the number of each event's row among the rows that have events, from the top."""
+    row = plotted["_track"].to_numpy().astype(np.int64) * MAX_ROWS + plotted["_row"].to_numpy()
+    return np.cumsum(np.diff(row, prepend=row[:1]) != 0)

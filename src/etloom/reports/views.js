@@ -27,6 +27,16 @@ async function showFinding(timeline, view) {
   return true;
 }
 
+// The view of the wait of a collective for the last rank, next to that rank; null if it does not wait, or the page does not
+// have that rank.
+function findWait(timeline, rank, index) {
+  const late = (rank.late?.[index] ?? 0) - 1;
+  if (late < 0 || late === rank.rank || !(FACTS.served || timeline.ranks.some((other) => other.rank === late))) return null;
+  const start = rank.start[index];
+  const end = Math.min(start + rank.wait[index], start + rank.dur[index]);
+  return { rank: rank.rank, event: rank.id[index], start, end, peer: late, peer_event: rank.late_event[index] - 1, late };
+}
+
 // The event of the finding, or what it launched: the one that covers most of the time. Without any, the event of the
 // rank that fits the time best; -1 if nothing is drawn there.
 function findEvent(rank, { event, start, end }) {

@@ -21,8 +21,8 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs.critical_paths import KIND_LABELS
 from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.reports.packed_columns import Column, encode_column, frame_columns
 from etloom.reports.page import fill_template, read_asset
-from etloom.reports.timeline_selection import Column, encode_column, frame_columns
 from etloom.simulator import parse_change
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
 from etloom.simulator.reproduction import require_models

@@ -89,6 +89,19 @@ def test_operators_have_the_color_of_their_change(browser: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_click_on_a_step_of_the_chart_shows_its_timelines(browser: Any, tmp_path: Path) -> None:
+    jobs = [etloom.open(write_stepped_run(tmp_path / name, times)) for name, times in RUNS.items()]
+    said: list[str] = []
+    page = opened(browser, *jobs, path=tmp_path / "diff.html", said=said)
+    page.locator('.hit[data-step="2"]').click()
+    assert page.locator("#compare-step").input_value() == "2"
+    assert [rank["starts"][2] for rank in page.evaluate(SHOWN)] == [0, 0]
+    title = page.locator('.hit[data-step="2"] title').text_content()
+    assert title == "step 2: before 1.002 ms, after 1.102 ms, change +10.0 %"
+    assert said == []
+
+
+@pytest.mark.slow
 def test_it_sorts_filters_and_turns_dark(browser: Any, data: Path, tmp_path: Path) -> None:
     jobs = [open_run(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("mi300", "h100")]
     said: list[str] = []
@@ -123,7 +136,7 @@ def test_on_a_phone_nothing_sticks_out(browser: Any, own: Path, tmp_path: Path) 
     phone = {"width": 390, "height": 800}
     page = opened(browser, job, job, path=tmp_path / "diff.html", said=said, viewport=phone)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    assert page.locator("svg .step").count() == 4
+    assert page.locator(".step-chart circle").count() == 4
     assert said == []
 
 

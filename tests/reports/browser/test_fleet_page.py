@@ -30,6 +30,7 @@ def test_a_cell_shows_its_rank_and_opens_its_timeline(show: Open, fleet: Job) ->
     box = canvas.bounding_box()
     canvas.click(position={"x": box["width"] * 0.9, "y": box["height"] * (5 + 0.5) / 20})
     assert "rank 5, step 2" in cell.inner_text()
+    assert canvas.get_attribute("title") == "rank 5, step 2"
     page.locator("#fleet-cell button").click()
     settle(page)
     opened = page.evaluate("() => etloom.timeline.ranks.filter((rank) => rank.open).map((rank) => rank.rank)")

@@ -19,6 +19,9 @@ import pytest
 import etloom
 from etloom.core import categories
 from etloom.core.trace import Job, Trace
+from etloom.reports.summary import summarize_run
+from etloom.reports.timeline_path import place_pieces, select_pieces
+from etloom.reports.timeline_selection import find_first_work, find_origins
 from support.browser_pages import COPY, RED, VIEW, Open, colors, settle
 from support.real_runs import open_run
 from support.reports import HOSTILE, hostile_job
@@ -331,6 +334,35 @@ def test_the_critical_path_is_marked_on_request(show: Open, data: Path) -> None:
     settle(page)
     assert path.get_attribute("aria-pressed") == "false"
     assert page.evaluate(RED) == 0
+
+
+@pytest.mark.slow
+def test_the_page_has_each_event_and_piece_of_the_path_exactly(show: Open, data: Path) -> None:
+    run = open_run(data / "dlrm")
+    page = show(run)
+    page.wait_for_selector("#tracks[data-whole]")
+    columns = ("id", "start", "dur", "correlation", "path_event", "path_start", "path_dur")
+    drawn = page.evaluate(
+        """(columns) => etloom.timeline.ranks.map((rank) => [rank.rank, Object.fromEntries(
+          columns.map((name) => [name, [...rank[name]].map((value) => Number.isNaN(value) ? null : value)]))])""",
+        columns,
+    )
+    assert [rank for rank, _ in drawn] == list(run)
+    starts = find_origins(run)
+    zeros, path = find_first_work(run, starts), summarize_run(run).tables["critical-path"]
+    assert any(content["path_event"] for _, content in drawn)
+    for rank, content in drawn:
+        events = run[rank].events
+        rows = pl.DataFrame({"id": content["id"]}).join(events.cast({"id": pl.Int64}), on="id", how="left")
+        assert sorted(content["id"]) == events["id"].to_list()
+        assert content["start"] == (rows["ts"] - zeros[rank]).to_list()
+        assert [content[name] for name in ("dur", "correlation")] == [
+            rows[name].to_list() for name in ("dur", "correlation")
+        ]
+        pieces = place_pieces(select_pieces(path, rank), rows).sort("place", "start")
+        assert content["path_event"] == pieces["place"].to_list()
+        assert content["path_start"] == (pieces["start"] - zeros[rank]).to_list()
+        assert content["path_dur"] == pieces["dur"].to_list()
 
 
 @pytest.mark.slow

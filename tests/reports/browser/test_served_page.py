@@ -11,14 +11,17 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.cli.run_arguments import RunOptions
+from etloom.cli.ui import PageServer, RunPages
 from etloom.core.trace import Job
 from etloom.reports import served_run
-from reports.browser.test_timeline_selection import BOXES, ROWS, sum_events
+from reports.browser.test_timeline_selection import BOXES, ROWS, sum_events, sum_launched
 from reports.browser.test_timeline_views import IN_SIGHT, SELECTED, show_finding
 from support.browser_pages import COPY, VIEW, Open, settle
 from support.fleets import write_fleet
 from support.real_runs import open_run
 from support.reports import HOSTILE, hostile_job
+from support.small_traces import write_stepped_run
 
 pytestmark = pytest.mark.browser
 
@@ -122,6 +125,11 @@ def test_statistics_and_calls_are_those_of_all_events(both: tuple[Any, Any], mul
             answers.append(page.evaluate(script))
         keyed = [sorted(answer, key=str) for answer in answers]
         assert keyed[0] == keyed[1], by
+    launched = sum_launched(multirank, start, end)
+    for page in both:
+        page.locator("#statistics-by").select_option("launched")
+        page.wait_for_function(f"(rows) => ({ROWS})().length === rows", arg=len(launched))
+        assert {row[0]: (row[2], row[3]) for row in page.evaluate(ROWS)} == launched
 
 
 @pytest.mark.slow
@@ -303,3 +311,31 @@ def test_any_rank_of_a_stored_run_can_be_shown(serve: Open, tmp_path: Path) -> N
     fragment = page.evaluate("() => location.hash")
     runs = serve(tmp_path / "store", state=fragment)
     runs.wait_for_function("() => etloom.timeline.ranks.length === 10")
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_store_are_sorted_filtered_and_opened(browser: Any, tmp_path: Path) -> None:
+    for name, time in (("monday", 2000.0), ("tuesday", 1500.0), ("wednesday", 1800.0)):
+        run = write_stepped_run(tmp_path / name, [time] * 3)
+        etloom.store_add(run, to=tmp_path / "store", name=name)
+    said: list[str] = []
+    with PageServer(0, RunPages(tmp_path / "store", RunOptions(cache=False))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(server.url)
+        rows = "[...document.querySelectorAll('#store-runs tbody tr:not([hidden])')]"
+        column = rows + ".map((row) => row.cells[{}].textContent)"
+        cells, changes = column.format(0), column.format(5)
+        assert page.evaluate(cells) == ["monday", "tuesday", "wednesday"]
+        page.get_by_role("button", name="mean step (µs)").click()
+        assert page.evaluate(cells) == ["monday", "wednesday", "tuesday"]
+        assert page.evaluate(changes) == ["-", "20.00", "-25.00"]
+        page.get_by_label("Filter the rows of Runs").fill("tues")
+        assert page.evaluate(cells) == ["tuesday"]
+        page.get_by_role("link", name="tuesday").click()
+        page.wait_for_selector("#tracks[data-whole]")
+        assert said == []
+        page.close()
+        server.shutdown()

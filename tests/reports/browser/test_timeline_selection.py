@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -11,6 +12,7 @@ import pytest
 from etloom.core import categories
 from etloom.core.trace import Job
 from support.browser_pages import Open, settle
+from support.real_runs import open_run
 from support.reports import HOSTILE, host_row, hostile_job, kernel_row, link_events
 
 pytestmark = pytest.mark.browser
@@ -80,6 +82,85 @@ def test_the_copied_statement_answers_with_the_statistics(show: Open, multirank:
     answer = multirank.query(page.evaluate("() => window.copied"))
     expected = [(name, count, total) for name, _, count, total, *_ in page.evaluate(ROWS)]
     assert sorted(expected) == sorted(answer.rows())
+
+
+def sum_launched(job: Job, start: int, end: int) -> dict[str, tuple[int, int]]:
+    """Return {name: (count, sum of durations)} of the device events that were launched in a time of the page."""
+    zero = min(trace.events.select(categories.recorded_extent()[0]).item() for trace in job.values())
+    tables = []
+    for trace in job.values():
+        events = trace.events.select("id", "ts", "dur", pl.col("name").cast(pl.String))
+        launched = trace.launches.join(events, left_on="launch", right_on="id").filter(
+            pl.col("ts") - zero >= start, pl.col("ts") - zero < end
+        )
+        tables.append(events.filter(pl.col("id").is_in(launched["device_event"].implode())))
+    sums = pl.concat(tables).group_by("name").agg(pl.len(), pl.col("dur").sum())
+    return {name: (count, time) for name, count, time in sums.rows()}
+
+
+@pytest.mark.slow
+def test_a_step_is_selected_by_a_click_and_what_it_launched_is_summed(show: Open, multirank: Job) -> None:
+    page = show(multirank)
+    page.evaluate("() => etloom.timeline.fit()")
+    settle(page)
+    box = page.locator("#tracks canvas").bounding_box()
+    middle = page.evaluate(
+        """() => { const [, start, dur] = etloom.timeline.ranks[0].steps[1];
+          return etloom.timeline.x(start + dur / 2); }"""
+    )
+    page.mouse.move(box["x"] + middle, box["y"] + 34 + 26 + 12)
+    page.locator(".tip").wait_for(state="visible")
+    assert page.locator(".tip").inner_text().startswith("step 552, ")
+    page.mouse.down()
+    page.mouse.up()
+    page.locator("#statistics").wait_for(state="visible")
+    start, end = page.evaluate("() => etloom.timeline.measured")
+    step = page.evaluate("() => etloom.timeline.ranks[0].steps[1]")
+    assert (start, end) == (step[1], step[1] + step[2])
+    page.locator("#statistics-by").select_option("launched")
+    expected = sum_launched(multirank, start, end)
+    page.wait_for_function(f"(rows) => ({ROWS})().length === rows", arg=len(expected))
+    rows = page.evaluate(ROWS)
+    assert {name: (count, total) for name, _, count, total, *_ in rows} == expected != {}
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.locator("#statistics-sql").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    answer = multirank.query(page.evaluate("() => window.copied"))
+    assert {name: (count, total) for name, count, total in answer.rows()} == expected
+
+
+@pytest.mark.slow
+def test_the_kernels_of_the_backward_of_a_step_are_found_by_a_search(show: Open, data: Path) -> None:
+    run = open_run(data / "nccl_ddp")
+    events = run[0].events
+    backward = events.filter(
+        pl.col("name") == "## backward ##", pl.col("step") == 5, pl.col("cat") == "user_annotation"
+    )
+    zero = events.select(categories.recorded_extent()[0]).item()
+    start, end = (backward["ts"].item() - zero, backward["ts"].item() - zero + backward["dur"].item())
+    page = show(run)
+    page.locator("#search").fill("## backward ##")
+    for _ in range(3):
+        page.locator("#search").press("Enter")
+    page.locator("#tracks canvas").focus()
+    page.keyboard.press("m")
+    page.locator("#statistics-by").select_option("launched")
+    expected = sum_launched(run, start, end)
+    page.wait_for_function(f"(rows) => ({ROWS})().length === rows", arg=len(expected))
+    first = page.evaluate(ROWS)[0]
+    assert (first[2], first[3]) == max(expected.values(), key=lambda entry: entry[1]) == (5, 12_261_533)
+
+
+@pytest.mark.slow
+def test_a_column_of_the_chart_of_steps_shows_the_step(show: Open, multirank: Job) -> None:
+    page = show(multirank)
+    page.wait_for_selector("#tracks[data-whole]")
+    page.locator('.columns [data-step="552"] rect').first.click()
+    settle(page)
+    step = page.evaluate("() => etloom.timeline.ranks[0].steps[1]")
+    assert page.evaluate("() => etloom.timeline.measured") == [step[1], step[1] + step[2]]
+    low, high = page.evaluate("() => etloom.timeline.view")
+    assert low < step[1] and step[1] + step[2] < high
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 import etloom
 from etloom.core.trace import Job
+from etloom.reports.timeline_waits import find_waits
 from support.browser_pages import RED, VIEW, Open, settle
 from support.real_runs import open_run
 
@@ -309,3 +310,26 @@ def test_gpu_tracks_stay_in_sight_while_the_others_scroll(show: Open, multirank:
           return y >= 60 + timeline.pinnedHeight(rank) && y + 16 <= timeline.visible;
         }"""
     )
+
+
+@pytest.mark.slow
+def test_a_collective_says_for_which_rank_it_waits_and_shows_it(show: Open, multirank: Job) -> None:
+    waits = find_waits(multirank)
+    event = waits[0].sort("wait").row(-1, named=True)
+    assert (event["late"], event["wait"]) == (1, 1_292_000)
+    page = show(multirank)
+    select = """([number, id]) => {
+      const { timeline } = etloom, rank = timeline.ranks.find(({ rank }) => rank === number);
+      timeline.select(rank, rank.id.indexOf(id));
+    }"""
+    page.evaluate(select, [1, event["late_event"]])
+    assert "none: the last to arrive; others wait up to 1.292 ms" in page.locator("#details").inner_text()
+    assert page.get_by_role("button", name="which is late").count() == 0
+    page.evaluate(select, [0, event["event"]])
+    assert "1.292 ms for rank 1, the last to arrive" in page.locator("#details").inner_text()
+    page.get_by_role("button", name="show rank 1, which is late").click()
+    settle(page)
+    start, end = page.evaluate("() => etloom.timeline.measured")
+    assert end - start == 1_292_000
+    assert page.evaluate("() => etloom.timeline.ranks.map(({ open }) => open)") == [True, True]
+    assert page.evaluate(SELECTED)[0] == 0

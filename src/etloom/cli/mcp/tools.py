@@ -186,7 +186,8 @@ class RunTools:
     def compare(self, before: str, after: str, by: str = "category") -> dict[str, Any]:
         """Is the second run slower, and why: by category, family, operator, kernel, collective, rank or step."""
         difference = self.runs.get_difference(before, after)
-        lines = list(filter(None, (difference.verdict, difference.explanation, *difference.notes)))
+        sentences = (difference.verdict, difference.explanation, difference.source_changes)
+        lines = list(filter(None, (*sentences, *difference.notes)))
         return {"verdict": lines, f"by {by}": difference.table(by, _MAX_ROWS)}
 
     @_answer
