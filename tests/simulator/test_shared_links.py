@@ -171,6 +171,23 @@ def test_a_buffer_is_announced_behind_the_data_that_its_rank_sends() -> None:
     assert finish_ms(WIRE, *on_device, begins_ms=[0, 0, 0, 1]) == pytest.approx([10, 11])
 
 
+def test_rings_of_gloo_in_opposite_directions_lose_rate() -> None:
+    """An all-gather of gloo sends to the next rank, a reduction to the previous one; two ranks are both neighbors."""
+    network = NetworkModel(WIRE.topology, sharing_efficiency=0.5)
+    ranks = [0, 1, 2]
+    gather, reduction = ("all_gather", 15_000_000, ranks, "host"), ("all_reduce", 7_500_000, ranks, "host")
+    # The gather has 10 ms of data, and idles for half of one of its four chunks before; the reduction has 10 ms.
+    assert finish_ms(network, gather) == pytest.approx([11.25])
+    assert finish_ms(network, reduction, reduction) == pytest.approx([20, 20])
+    assert finish_ms(network, gather, gather) == pytest.approx([21.25, 21.25])
+    opposite = finish_ms(network, gather, reduction, begins_ms=[0, 0, 0, 1.25, 1.25, 1.25])
+    assert opposite == pytest.approx([41.25, 41.25])
+    pair = ("all_gather", 20_000_000, [0, 1], "host"), ("all_reduce", 10_000_000, [0, 1], "host")
+    assert finish_ms(network, *pair, begins_ms=[0, 0, 5, 5]) == pytest.approx([25, 25])
+    devices = [(*row[:3], "device") for row in pair]
+    assert finish_ms(network, *devices) == pytest.approx([40, 40])
+
+
 def test_groups_in_the_same_hosts_share_their_cards() -> None:
     """Groups of the first and the second device of two hosts share a card, those of the first and third do not."""
     network = NetworkModel(

@@ -25,6 +25,10 @@ _SMALL_BYTES = 16_384
 _SLOW_SHARING = 1.02
 """Ratio of measured to modelled times above which overlapping transfers do not reach all of the rate together."""
 
+OPPOSITE_RINGS = 0.8
+"""Share of a link's rate that all-gathers and reductions of gloo reach together on three and more ranks, for recordings
+that do not show it: benchmarks/predict/lab/ring_directions.py."""
+
 _MIN_COUNT = 5
 """Fewer communications of a kind fit nothing."""
 
@@ -115,6 +119,8 @@ def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) 
         return model
     low, high = 0.3, 1.0
     ratio = _find_ratio(scenario, shared, model, quantile=0.5)
+    if ratio == _find_ratio(scenario, shared, replace(model, sharing_efficiency=low), quantile=0.5):
+        return replace(model, sharing_efficiency=OPPOSITE_RINGS)
     if ratio < _SLOW_SHARING:
         return model
     # Queues make modelled times grow steeply as the efficiency falls, so bisect.
@@ -160,13 +166,20 @@ def _measure(scenario: Scenario) -> pl.DataFrame:
 def _model_times(
     scenario: Scenario, measured: pl.DataFrame, model: NetworkModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return measured and modelled times (ns) of communications, from the recorded begin of the last rank."""
+    """Return measured and modelled times (ns) of communications, from the recorded begin of the last rank.
+
+    Those that overlapped no other one in the recording are modelled alone: a modelled time a little longer than the
+    recorded one would delay the next transfer, and that one all others.
+    """
     times = TransferTimes(scenario.communications, model)
     parts = scenario.communications.participations
     begins = scenario.graph.time[parts["begin"].to_numpy()[times.parts]]
-    finish = pl.DataFrame({"instance": times.instances, "finish": times.finish(begins)})
-    both = measured.join(finish, on="instance", maintain_order="left")
-    return both["measured"].to_numpy(), (both["finish"] - both["begin"]).to_numpy()
+    modelled = pl.DataFrame(
+        {"instance": times.instances, "finish": times.finish(begins), "alone": times.alone_ns}
+    )
+    both = measured.join(modelled, on="instance", maintain_order="left")
+    expected = pl.when("overlaps").then(pl.col("finish") - pl.col("begin")).otherwise("alone")
+    return both["measured"].to_numpy(), both.select(expected).to_series().to_numpy()
 
 
 def _find_ratio(
