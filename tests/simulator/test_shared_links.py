@@ -17,7 +17,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.simulator import Network
 from etloom.simulator.network import parse_target, parse_topology
-from etloom.simulator.network.fit import _find_buffer
+from etloom.simulator.network.fit import _find_buffer, _fit_rate
 from etloom.simulator.network.model import Flow, NetworkModel, Transfer, TransferTimes, share_links
 from etloom.simulator.network.placement import Share, place_group, split_collective
 from etloom.simulator.network.topology import PRESETS, Level, Topology, get_preset
@@ -210,6 +210,20 @@ def test_recorded_senders_show_the_buffers() -> None:
     measured = communications.instances.join(spans, on="instance")
     assert _find_buffer(scenario, measured) == pytest.approx(3_000_000)
     assert _find_buffer(scenario, measured.filter(instance=1)) == 0
+
+
+def test_the_rate_of_a_backlog_is_fitted() -> None:
+    """All-reduces of 5 MB at 1 GB/s begin every 6 ms and take 7.5 ms alone: modelled times are steep in the rate."""
+    count = 32
+    communications = communicate(*[("all_reduce", 5_000_000, [0, 1, 2, 3], "host")] * count)
+    begins = np.repeat(6_000_000 * np.arange(count), 4)
+    scenario: Any = SimpleNamespace(communications=communications, graph=SimpleNamespace(time=begins))
+    spans = 1e6 * np.array(finish_ms(WIRE, *[("all_reduce", 5_000_000, [0, 1, 2, 3], "host")] * count,
+                                     begins_ms=(begins / 1e6).tolist())) - begins[::4]  # fmt: skip
+    measured = communications.instances.with_columns(
+        measured=pl.Series(spans), begin=pl.Series(begins[::4]), overlaps=pl.lit(True)
+    )
+    assert _fit_rate(scenario, measured, 0.0, 16e9) == pytest.approx(1e9, rel=0.01)
 
 
 def test_a_sender_continues_when_the_rest_is_in_buffers() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from etloom.core.errors import AnalysisError
-from etloom.simulator.network.model import NetworkModel, TransferTimes
+from etloom.simulator.network.model import RING_DIRECTIONS, NetworkModel, TransferTimes
 from etloom.simulator.network.topology import Level, Topology
 from etloom.simulator.scenario import Scenario
 
@@ -119,7 +120,11 @@ def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) 
         return model
     low, high = 0.3, 1.0
     ratio = _find_ratio(scenario, shared, model, quantile=0.5)
-    if ratio == _find_ratio(scenario, shared, replace(model, sharing_efficiency=low), quantile=0.5):
+    rings = shared.filter(pl.col("where") == "host")["collective"].replace_strict(
+        RING_DIRECTIONS, default=None
+    )
+    is_shown = ratio != _find_ratio(scenario, shared, replace(model, sharing_efficiency=low), quantile=0.5)
+    if rings.drop_nulls().n_unique() > 1 and not is_shown:
         return replace(model, sharing_efficiency=OPPOSITE_RINGS)
     if ratio < _SLOW_SHARING:
         return model
@@ -194,11 +199,14 @@ def _find_ratio(
 
 def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float) -> float:
     """Return the bandwidth (bytes/s) at which the 0.25 quantile of measured over modelled times is 1."""
-    for _ in range(12):
+    low, high = 1e3, 1e15
+    for _ in range(16):
         ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate))
-        rate = min(max(rate / ratio, 1e3), 1e15)
+        low, high = (low, rate) if ratio > 1 else (rate, high)
         if abs(ratio - 1) < 1e-3:
             break
+        # Queues make modelled times grow steeply as the rate falls, so a step may pass what is known.
+        rate = rate / ratio if low < rate / ratio < high else math.sqrt(low * high)
     return rate
 
 

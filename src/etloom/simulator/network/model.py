@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 HOST_WORKERS = 2
 """Communications of a process group that gloo executes at a time (its default number of threads)."""
 
-_RING_DIRECTIONS = {"all_gather": 1, "all_reduce": -1, "reduce_scatter": -1}
+RING_DIRECTIONS = {"all_gather": 1, "all_reduce": -1, "reduce_scatter": -1}
 """Collective of gloo -> the neighbor in the ring to which a rank sends. Two collectives of different directions reach
 less than the rate of a link together, since the message by which a rank announces its buffer for one of them waits
 behind the data of the other one on the same connection. Two of the same direction have all of the rate."""
@@ -176,7 +176,7 @@ class TransferTimes:
             stay_shares.append(max(1 - network.buffer_bytes / max(size, 1), 0.0) if is_message else 1.0)
             data = tuple((network.data_ns(share), share.level) for share in shares)
             queue = group if side == "host" and not is_message else None
-            direction = _RING_DIRECTIONS.get(collective) if side == "host" else None
+            direction = RING_DIRECTIONS.get(collective) if side == "host" else None
             if direction is not None and len(members) == 2:
                 direction = 0  # both neighbors are the same rank
             self._fixed.append(
