@@ -34,8 +34,6 @@ RATES = {
     "100mbit": "100Mbit/s",
     "300mbit": "300Mbit/s",
 }
-HELD_OUT = ("100mbit", "300mbit")
-"""Rates that were measured after the table of errors (`etloom.simulator.interval_classes`) was set."""
 RECORDED_RATE = "500mbit"
 RANKS = (2, 3, 4)
 JOBS: dict[str, tuple[str, dict[str, str]]] = {
@@ -151,8 +149,7 @@ def print_table(rows: list[dict[str, str]]) -> None:
         )
         if steady:
             case = abs(error), lower <= step <= upper
-            names = (classify(row), "all", *(["held-out rates"] if row["rate"] in HELD_OUT else []))
-            for name in names:
+            for name in (classify(row), "all"):
                 errors.setdefault(name, []).append(case)
     loads = [float(row["load"]) for row in rows]
     print(f"load of the machine when measured: {min(loads):.1f} to {max(loads):.1f}")

@@ -314,7 +314,7 @@ def test_overlapping_transfers_are_predicted_from_their_shared_times() -> None:
     assert absolute == pytest.approx(row["predicted_ns"], rel=0.01)
     assert prediction.job[1].events["dur"].to_list() == pytest.approx([14e6, 14e6], rel=0.02)
     assert "error" in prediction.reasons[0]
-    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (18")
+    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (30")
     deep = etloom.predict(job, network="dgx-h100", ranks=4).reasons[-1]
     assert deep == "interval not calibrated: several levels of the network"
     assert "GB/s" in prediction._repr_html_()
