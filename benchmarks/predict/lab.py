@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from requirements import state
@@ -33,8 +34,6 @@ RATES = {
     "100mbit": "100Mbit/s",
     "300mbit": "300Mbit/s",
 }
-HELD_OUT = ("100mbit", "300mbit")
-"""Rates that were measured after the table of errors (`etloom.simulator.interval_classes`) was set."""
 RECORDED_RATE = "500mbit"
 RANKS = (2, 3, 4)
 JOBS: dict[str, tuple[str, dict[str, str]]] = {
@@ -111,7 +110,17 @@ def predict_cases(folder: Path) -> Iterator[dict[str, str]]:
             row = prediction.table.filter(scope="step time").row(0, named=True)
             names = ("predicted_ns", "lower_bound_ns", "upper_bound_ns")
             values = {f"{name[:-3]}_ms": f"{row[name] / 1e6:.2f}" for name in names}
-            yield {**case, "recorded_ranks": str(recorded), **values}
+            # The interval without the errors by class, from which held_out.py sets these.
+            alone = replace(prediction, classes=()).table.filter(scope="step time").row(0, named=True)
+            values |= {
+                f"{end}_alone_ms": f"{alone[f'{end}_bound_ns'] / 1e6:.2f}" for end in ("lower", "upper")
+            }
+            yield {
+                **case,
+                "recorded_ranks": str(recorded),
+                **values,
+                "classes": ";".join(prediction.classes),
+            }
 
 
 def classify(row: dict[str, str]) -> str:
@@ -140,8 +149,7 @@ def print_table(rows: list[dict[str, str]]) -> None:
         )
         if steady:
             case = abs(error), lower <= step <= upper
-            names = (classify(row), "all", *(["held-out rates"] if row["rate"] in HELD_OUT else []))
-            for name in names:
+            for name in (classify(row), "all"):
                 errors.setdefault(name, []).append(case)
     loads = [float(row["load"]) for row in rows]
     print(f"load of the machine when measured: {min(loads):.1f} to {max(loads):.1f}")

@@ -68,6 +68,24 @@ def test_predict_takes_a_device(job: Job) -> None:
     assert row["predicted_ns"] > 1.5 * row["before_ns"]
 
 
+def test_another_vendor_is_wide_and_another_kind_of_device_refused(data: Path) -> None:
+    """TraceLens recorded the same model on both: 49.7 ms on an H100, 47.1 ms on an MI300X."""
+    for name, device, measured_ms in (("h100", "MI300X", 47.14), ("mi300", "h100", 49.73)):
+        prediction = etloom.predict(data / "tracelens" / f"{name}_qwen.json.gz", device=device)
+        row = prediction.table.row(0, named=True)
+        assert row["lower_bound_ns"] < measured_ms * 1e6 < row["upper_bound_ns"]
+        assert row["upper_bound_ns"] > 1.65 * row["predicted_ns"]
+        assert prediction.reasons[-1] == (
+            "interval not calibrated: another device, another vendor, another host"
+        )
+        assert "ms (not calibrated)" in repr(prediction)
+    for device in ("Gaudi 3", "TPU v5p", "Ascend 910"):
+        with pytest.raises(
+            EtloomError, match=r"no measurement relates kernels of the MI300X \(AMD\) to those of"
+        ):
+            etloom.predict(data / "tracelens" / "mi300_qwen.json.gz", device=device)
+
+
 def test_a_run_without_kernels_is_refused(data: Path) -> None:
     scenario = describe_recording(etloom.open(data / "cpu" / "ddp_2"))
     with pytest.raises(EtloomError, match="the run has no kernels"):

@@ -17,7 +17,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.simulator import Network
 from etloom.simulator.network import parse_target, parse_topology
-from etloom.simulator.network.fit import _find_buffer
+from etloom.simulator.network.fit import _find_buffer, _fit_rate
 from etloom.simulator.network.model import Flow, NetworkModel, Transfer, TransferTimes, share_links
 from etloom.simulator.network.placement import Share, place_group, split_collective
 from etloom.simulator.network.topology import PRESETS, Level, Topology, get_preset
@@ -171,6 +171,23 @@ def test_a_buffer_is_announced_behind_the_data_that_its_rank_sends() -> None:
     assert finish_ms(WIRE, *on_device, begins_ms=[0, 0, 0, 1]) == pytest.approx([10, 11])
 
 
+def test_rings_of_gloo_in_opposite_directions_lose_rate() -> None:
+    """An all-gather of gloo sends to the next rank, a reduction to the previous one; two ranks are both neighbors."""
+    network = NetworkModel(WIRE.topology, sharing_efficiency=0.5)
+    ranks = [0, 1, 2]
+    gather, reduction = ("all_gather", 15_000_000, ranks, "host"), ("all_reduce", 7_500_000, ranks, "host")
+    # The gather has 10 ms of data, and idles for half of one of its four chunks before; the reduction has 10 ms.
+    assert finish_ms(network, gather) == pytest.approx([11.25])
+    assert finish_ms(network, reduction, reduction) == pytest.approx([20, 20])
+    assert finish_ms(network, gather, gather) == pytest.approx([21.25, 21.25])
+    opposite = finish_ms(network, gather, reduction, begins_ms=[0, 0, 0, 1.25, 1.25, 1.25])
+    assert opposite == pytest.approx([41.25, 41.25])
+    pair = ("all_gather", 20_000_000, [0, 1], "host"), ("all_reduce", 10_000_000, [0, 1], "host")
+    assert finish_ms(network, *pair, begins_ms=[0, 0, 5, 5]) == pytest.approx([25, 25])
+    devices = [(*row[:3], "device") for row in pair]
+    assert finish_ms(network, *devices) == pytest.approx([40, 40])
+
+
 def test_groups_in_the_same_hosts_share_their_cards() -> None:
     """Groups of the first and the second device of two hosts share a card, those of the first and third do not."""
     network = NetworkModel(
@@ -193,6 +210,20 @@ def test_recorded_senders_show_the_buffers() -> None:
     measured = communications.instances.join(spans, on="instance")
     assert _find_buffer(scenario, measured) == pytest.approx(3_000_000)
     assert _find_buffer(scenario, measured.filter(instance=1)) == 0
+
+
+def test_the_rate_of_a_backlog_is_fitted() -> None:
+    """All-reduces of 5 MB at 1 GB/s begin every 6 ms and take 7.5 ms alone: modelled times are steep in the rate."""
+    count = 32
+    communications = communicate(*[("all_reduce", 5_000_000, [0, 1, 2, 3], "host")] * count)
+    begins = np.repeat(6_000_000 * np.arange(count), 4)
+    scenario: Any = SimpleNamespace(communications=communications, graph=SimpleNamespace(time=begins))
+    spans = 1e6 * np.array(finish_ms(WIRE, *[("all_reduce", 5_000_000, [0, 1, 2, 3], "host")] * count,
+                                     begins_ms=(begins / 1e6).tolist())) - begins[::4]  # fmt: skip
+    measured = communications.instances.with_columns(
+        measured=pl.Series(spans), begin=pl.Series(begins[::4]), overlaps=pl.lit(True)
+    )
+    assert _fit_rate(scenario, measured, 0.0, 16e9) == pytest.approx(1e9, rel=0.01)
 
 
 def test_a_sender_continues_when_the_rest_is_in_buffers() -> None:
@@ -283,7 +314,7 @@ def test_overlapping_transfers_are_predicted_from_their_shared_times() -> None:
     assert absolute == pytest.approx(row["predicted_ns"], rel=0.01)
     assert prediction.job[1].events["dur"].to_list() == pytest.approx([14e6, 14e6], rel=0.02)
     assert "error" in prediction.reasons[0]
-    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (18")
+    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (30")
     deep = etloom.predict(job, network="dgx-h100", ranks=4).reasons[-1]
     assert deep == "interval not calibrated: several levels of the network"
     assert "GB/s" in prediction._repr_html_()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from etloom.simulator.pipelines import RelaidPipeline
     from etloom.simulator.planning import Plan
     from etloom.simulator.prediction import Prediction
+    from etloom.simulator.training_jobs import JobValue, TrainingJob
     from etloom.simulator.untimed import UntimedPrediction
 
 
@@ -161,6 +162,7 @@ def plan(
     *,
     gpus: int | None = None,
     parallel: Mapping[str, int] | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Rank the layouts of a training job on a cluster by their predicted step time, with 90 % intervals.
 
@@ -170,10 +172,11 @@ def plan(
         cluster: a path of a YAML file, or nodes such as "dgx-h100".
         gpus: the number of GPUs; default: that of the cluster.
         parallel: sizes of axes that are fixed, such as {"tp": 8}; vp: model chunks per stage, mb: micro-batches.
+        changes: values of the job by key, such as {"batch": 512}, instead of those of the file or the recording.
 
     Returns:
         The plan: ``.table`` has one row for each mesh that fits, from the fastest; ``.reasons`` states assumptions, the
-        basis of the intervals, and the layouts that do not fit.
+        basis of the intervals, and the layouts that do not fit; ``.inferred`` what a recording shows of the job.
 
     Raises:
         UnknownName: no job or cluster has this name.
@@ -185,17 +188,33 @@ def plan(
         ['tp', 'cp', 'pp']
     """
     from etloom.simulator.planning import plan as plan_job
-    from etloom.simulator.recorded_jobs import describe_recorded_job
-    from etloom.simulator.training_jobs import MAX_GPUS, names_recording, read_cluster, read_job
+    from etloom.simulator.training_jobs import MAX_GPUS, read_cluster
 
     if gpus is not None and not (isinstance(gpus, int) and 1 <= gpus <= MAX_GPUS):
         raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus!r}", option="gpus")
-    if isinstance(job, (Trace, Job)) or names_recording(job):
-        name = "recording" if isinstance(job, (Trace, Job)) else Path(job).name
-        described = describe_recorded_job(linker.linked_ranks(as_job(job)), name)
-    else:
-        described = read_job(job)
-    return plan_job(described, read_cluster(cluster, gpus), parallel)
+    described, values = describe_job(job, changes)
+    return plan_job(described, read_cluster(cluster, gpus), parallel, values)
+
+
+def describe_job(
+    job: Run, changes: Mapping[str, Any] | None = None
+) -> tuple[TrainingJob, tuple[JobValue, ...]]:
+    """Return the training job of a recording, a YAML file or an example, and how recorded values are known.
+
+    Raises:
+        EtloomError: a file describes no job, or a recording no transformer.
+    """
+    from etloom.simulator.recorded_jobs import describe_recorded_job
+    from etloom.simulator.training_jobs import JobValue, names_recording, parse_job, read_job
+
+    changes = changes or {}
+    if not (isinstance(job, (Trace, Job)) or names_recording(job)):
+        return read_job(job, changes), ()
+    name = "recording" if isinstance(job, (Trace, Job)) else Path(job).name
+    document, values = describe_recorded_job(linker.linked_ranks(as_job(job)))
+    replaced = [JobValue(key, value, "set", "--set") for key, value in changes.items()]
+    values = (*(value for value in values if value.key not in changes), *replaced)
+    return parse_job(document, name, changes), values
 
 
 @verb

@@ -38,6 +38,14 @@ def plan(
         "Fixed sizes of axes: tp=8,pp=16 (or cp, dp, ep); vp: model chunks per stage; mb: micro-batches.",
         Flag(metavar="AXES"),
     ] = None,
+    set: Annotated[
+        str | None,
+        "Values of the job that replace those of the file or the recording: batch=512,optimizer=sgd.",
+        Flag(metavar="KEY=VALUE,..."),
+    ] = None,
+    describe: Annotated[
+        bool, "Write the job as inferred from a recording, with the source of each value, instead of layouts."
+    ] = False,
     top: Annotated[
         int | None,
         f"Number of rows shown; default: {_MAX_ROWS} with --format table, else all. 0: all.",
@@ -62,13 +70,25 @@ def plan(
       etloom plan llama3-405b --gpus 16384 --parallel tp=8,pp=16
       etloom plan job.yaml --cluster cluster.yaml --top 0 --format json
       etloom plan run/ --gpus 256                             # the transformer of a recording
+      etloom plan run/ --describe                             # how each of its sizes is known
+      etloom plan run/ --gpus 256 --set batch=1024,optimizer=adamw-8bit
     """
     import etloom
+    from etloom.api.questions import describe_job
     from etloom.simulator.resizing import parse_parallel
+    from etloom.simulator.training_jobs import parse_changes, tabulate_values
 
     with as_usage_error("parallel"):
         sizes = None if parallel is None else parse_parallel(parallel)
-    ranking = etloom.plan(job, cluster, gpus=gpus, parallel=sizes)
+    with as_usage_error("set"):
+        changes = None if set is None else parse_changes(set)
+    if describe:
+        values = tabulate_values(describe_job(job, changes)[1])
+        if values.is_empty():
+            raise click.BadParameter("expected a recording; YAML states the values", param_hint="--describe")
+        write_table(values, format, out)
+        return
+    ranking = etloom.plan(job, cluster, gpus=gpus, parallel=sizes, changes=changes)
     table = ranking.table
     is_text = choose_format(format, out) is Format.table
     if is_text:
@@ -76,10 +96,10 @@ def plan(
         table = table.drop([f"{kind}_bytes" for kind in ranking.memory], *usual)
     if top is None:
         top = _MAX_ROWS if is_text else 0
-    for line in ranking.reasons[:2]:
+    for line in ranking.description:
         print_message(line)
     write_table(table.head(top) if top else table, format, out)
     if 0 < top < table.height:
         print_message(f"{count_noun(table.height - top, 'more mesh', 'more meshes')}; --top 0 shows all")
-    for line in ranking.reasons[2:]:
+    for line in ranking.reasons[len(ranking.description) :]:
         print_message(line)

@@ -7,6 +7,7 @@ mesh (tp, cp, pp, dp, ep), the fastest is a row of the answer.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -27,7 +28,9 @@ from etloom.simulator.training_jobs import (
     RECOMPUTATIONS,
     SHARDINGS,
     Cluster,
+    JobValue,
     TrainingJob,
+    tabulate_values,
 )
 from etloom.simulator.training_shapes import (
     Array,
@@ -80,6 +83,7 @@ class Plan:
         memory: bytes of the GPU that needs most, by kind.
         considered: number of layouts whose memory was estimated.
         misfits: sentence on those that need more memory than a GPU has; empty if all fit.
+        values: what a recording shows of the job, and values that were set.
     """
 
     job: TrainingJob
@@ -89,6 +93,7 @@ class Plan:
     memory: Mapping[str, Array]
     considered: int
     misfits: str
+    values: tuple[JobValue, ...] = ()
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -97,7 +102,8 @@ class Plan:
         Columns: tp, cp, pp, vp (model chunks per stage), dp, ep; sharding (ZeRO stage; zero3 is FSDP), micro_batch,
         micro_batches, recompute; step_ns with the 90 % interval lower_bound_ns and upper_bound_ns, interval (whether
         measurements calibrate it); tokens_per_s, mfu_pct; limit (the two largest parts of the step); bubble_pct,
-        exposed_pct (communication); memory_bytes and its kinds; cost_per_million_tokens if the cluster has a price.
+        exposed_pct (communication); memory_bytes and its kinds, memory_limit (the share of the usable memory, and the
+        largest kind); cost_per_million_tokens if the cluster has a price.
         """
         layouts, seconds = self.layouts, self.times.total
         mesh = {
@@ -132,10 +138,40 @@ class Plan:
                 "bubble_pct": 100 * self.times.bubble / seconds,
                 "exposed_pct": 100 * exposed / seconds,
                 "memory_bytes": _round(sum(self.memory.values())),
+                "memory_limit": self._name_largest_memory(),
                 **{f"{kind}_bytes": _round(values) for kind, values in self.memory.items()},
                 **cost,
             }
         )
+
+    @cached_property
+    def inferred(self) -> pl.DataFrame:
+        """One row per value of a recorded job, see `tabulate_values`; empty for a job from YAML."""
+        return tabulate_values(self.values)
+
+    @property
+    def description(self) -> list[str]:
+        """Sentences on the job and the cluster; of a recording, how each value of the job is known."""
+        job, cluster = self.job, self.cluster
+        levels = ", ".join(
+            f"{100 * level.efficiency:.0f} % of {level.name} {level.bytes_per_second / 1e9:g} GB/s"
+            for level in cluster.topology.levels
+        )
+        lines = []
+        for basis, part in self.inferred.group_by("basis", maintain_order=True):
+            pairs = [f"{key} {value}" for key, value in part.select("key", "value").iter_rows()]
+            lines += [f"{basis[0]}: {', '.join(pairs[i : i + 9])}" for i in range(0, len(pairs), 9)]
+        if lines:
+            lines.append(
+                "--set KEY=VALUE replaces a value, such as --set batch=512; --describe shows sources"
+            )
+        return [
+            *lines,
+            f"{job.name}: {job.model.count_parameters() / 1e9:,.2f} billion parameters, "
+            f"{job.model.count_token_flops() / 1e9:,.1f} GFLOP per token; "
+            f"{job.batch:,} sequences of {job.model.sequence:,.0f} tokens per step",
+            f"{cluster.name}: {cluster.gpus:,} {cluster.peaks.name} in nodes of {cluster.node_size}; per GPU {levels}",
+        ]
 
     @property
     def _first_classes(self) -> dict[str, Mask]:
@@ -151,25 +187,30 @@ class Plan:
             for row in range(shares.shape[1])
         ]
 
+    def _name_largest_memory(self) -> list[str]:
+        """Return the share of the usable memory that each layout needs, and the kind that needs most."""
+        kinds, sizes = list(self.memory), np.stack(list(self.memory.values()))
+        need, usable = sizes.sum(axis=0), USABLE_MEMORY * self.cluster.memory_bytes
+        return [
+            f"{100 * need[row] / usable:.0f} % used, {kinds[largest]} {100 * sizes[largest, row] / need[row]:.0f} %"
+            for row, largest in enumerate(sizes.argmax(axis=0))
+        ]
+
     @cached_property
     def reasons(self) -> list[str]:
         """Sentences on the job, the cluster, the search, and the assumptions behind the times and intervals."""
         job, cluster = self.job, self.cluster
-        levels = ", ".join(
-            f"{100 * level.efficiency:.0f} % of {level.name} {level.bytes_per_second / 1e9:g} GB/s"
-            for level in cluster.topology.levels
-        )
-        kinds = ", ".join(f"{kind} {values[0] / 1e9:.1f}" for kind, values in self.memory.items())
+        kinds = sorted(((values[0], kind) for kind, values in self.memory.items()), reverse=True)
+        need, usable = sum(size for size, _ in kinds), USABLE_MEMORY * cluster.memory_bytes
         overlap = choose_constants(job, cluster).overlap
         return [
-            f"{job.name}: {job.model.count_parameters() / 1e9:,.2f} billion parameters, "
-            f"{job.model.count_token_flops() / 1e9:,.1f} GFLOP per token; "
-            f"{job.batch:,} sequences of {job.model.sequence:,.0f} tokens per step",
-            f"{cluster.name}: {cluster.gpus:,} {cluster.peaks.name} in nodes of {cluster.node_size}; per GPU {levels}",
+            *self.description,
             f"{count_noun(self.times.total.size, 'mesh', 'meshes')}, each the fastest of its layouts that fit; "
             f"{count_noun(self.considered, 'layout')} in all",
             *([self.misfits] if self.misfits else []),
-            f"memory of the first layout, in GB: {kinds}",
+            f"memory: the first layout needs {need / 1e9:.1f} of {usable / 1e9:.1f} GB "
+            f"({100 * USABLE_MEMORY:.0f} % of {cluster.memory_bytes / 1e9:.1f}): "
+            + ", ".join(f"{kind} {size / 1e9:.1f}" for size, kind in kinds if size >= 0.05e9),
             f"first {explain_interval(name for name, holds in self._first_classes.items() if holds[0])}",
             "assumed: ranks in the order tp, cp, dp, pp; tp, cp and ep communication exposed; "
             f"{100 * overlap:.0f} % of computation hides dp and pp",
@@ -177,13 +218,19 @@ class Plan:
         ]
 
 
-def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None = None) -> Plan:
+def plan(
+    job: TrainingJob,
+    cluster: Cluster,
+    parallel: Mapping[str, int] | None = None,
+    values: tuple[JobValue, ...] = (),
+) -> Plan:
     """Rank the layouts of a job on a cluster.
 
     Args:
         job: the job.
         cluster: the cluster.
         parallel: sizes of axes that are fixed, by the names of `AXES`.
+        values: what a recording shows of the job.
 
     Raises:
         EtloomError: the device lacks the precision, no layout exists, or none fits into the memory.
@@ -200,7 +247,7 @@ def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None 
     )
     peak, usable = np.asarray(sum(memory.values())), USABLE_MEMORY * cluster.memory_bytes
     fitting = np.flatnonzero(peak <= usable)
-    misfits = _describe_misfits(layouts, peak, cluster)
+    misfits = _describe_misfits(layouts, memory, cluster)
     if not fitting.size:
         raise AnalysisError(
             misfits, remedy="more GPUs, GPUs with more memory, or an optimizer with smaller states"
@@ -219,6 +266,7 @@ def plan(job: TrainingJob, cluster: Cluster, parallel: Mapping[str, int] | None 
         {kind: values[fitting][rows] for kind, values in memory.items()},
         considered,
         misfits,
+        values,
     )
 
 
@@ -386,23 +434,32 @@ def _list_divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _describe_misfits(layouts: Layout, peak: Array, cluster: Cluster) -> str:
+def _describe_misfits(layouts: Layout, memory: Mapping[str, Array], cluster: Cluster) -> str:
     """Return a sentence on the layouts that need more than the usable memory; empty if there are none."""
-    usable = USABLE_MEMORY * cluster.memory_bytes
+    kinds, sizes = list(memory), np.stack(np.broadcast_arrays(*memory.values()))
+    peak, usable = sizes.sum(axis=0), USABLE_MEMORY * cluster.memory_bytes
     misfits = np.flatnonzero(peak > usable)
     if not misfits.size:
         return ""
+    if misfits.size < peak.size:
+        counts = Counter(kinds[largest] for largest in sizes[:, misfits].argmax(axis=0))
+        largest_kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.most_common(3))
+        verb = "needs" if misfits.size == 1 else "need"
+        return (
+            f"{misfits.size:,} of {count_noun(peak.size, 'layout')} {verb} more than {usable / 1e9:,.1f} GB "
+            f"of memory; the largest part is {largest_kinds}"
+        )
     nearest = misfits[np.argmin(peak[misfits])]
-    sizes = {axis: int(np.asarray(getattr(layouts, name))[nearest]) for axis, name in AXES.items()}
-    mesh = " ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    axes = {axis: int(np.asarray(getattr(layouts, name))[nearest]) for axis, name in AXES.items()}
+    mesh = " ".join(f"{axis}={size}" for axis, size in axes.items() if size > 1)
     sharding, recompute = (
         known[int(np.asarray(values)[nearest])]
         for known, values in ((SHARDINGS, layouts.sharding), (RECOMPUTATIONS, layouts.recompute))
     )
-    layouts_over = f"{count_noun(misfits.size, 'layout')} {'does' if misfits.size == 1 else 'do'} not fit"
+    largest = int(sizes[:, nearest].argmax())
     return (
-        f"{'no layout fits' if misfits.size == peak.size else layouts_over} into {usable / 1e9:,.1f} GB; the smallest "
-        f"needs {peak[nearest] / 1e9:,.1f} GB: {mesh} sharding={sharding} recompute={recompute}"
+        f"no layout fits into {usable / 1e9:,.1f} GB; the smallest needs {peak[nearest] / 1e9:,.1f} GB "
+        f"({kinds[largest]} {sizes[largest, nearest] / 1e9:,.1f}): {mesh} sharding={sharding} recompute={recompute}"
     )
 
 
@@ -414,7 +471,7 @@ def list_classes(job: TrainingJob, cluster: Cluster, layouts: Layout) -> dict[st
     job_wide = {
         f"{job.kernels} kernels": True,
         "another GPU": cluster.peaks.name not in compared,
-        "another vendor": cluster.peaks.name.startswith("MI"),
+        "another vendor": cluster.peaks.vendor != "NVIDIA",
         "several nodes": unfused and cluster.gpus > cluster.node_size,
         "experts": bool(job.model.experts),
         "FP8": unfused and job.precision == "fp8",

@@ -24,7 +24,7 @@ from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
 from etloom.simulator.chains import ChainScenario
-from etloom.simulator.devices import change_collectives, change_device
+from etloom.simulator.devices import change_collectives, change_device, changes_vendor
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90
 from etloom.simulator.interval_classes import combine_errors, explain_interval
 from etloom.simulator.network import (
@@ -170,7 +170,9 @@ class Prediction:
         row = rows.row(-1, named=True)
         values = (row["predicted_ns"], row["lower_bound_ns"], row["upper_bound_ns"])
         predicted, lower, upper = (f"{value / 1e6:,.3f}" for value in values)
-        return f"{row['scope']} {predicted} ms predicted, {lower} to {upper} ms in 9 of 10 cases"
+        is_calibrated = combine_errors(dict.fromkeys(self.classes, True))[1]
+        coverage = "in 9 of 10 cases" if is_calibrated else "(not calibrated)"
+        return f"{row['scope']} {predicted} ms predicted, {lower} to {upper} ms {coverage}"
 
     def __repr__(self) -> str:
         return f"<Prediction: {self._summarize()}; see .table, .reasons, .job>"
@@ -300,7 +302,8 @@ def _predict_times(
     scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
     classes = [] if network is None else _list_network_classes(scenario, target)
     classes += ["another number of ranks"] * (ranks is not None or parallel is not None)
-    classes += ["another device"] * (device is not None)
+    if device is not None:
+        classes += ["another device", *["another vendor"] * changes_vendor(recorded, device)]
     classes += ["another host"] * (device is not None or host is not None)
     return _widen_by_error(Prediction(job, scenario, chains, recording, tuple(classes)))
 

@@ -1,28 +1,39 @@
 """Infers the training job of a recording, real or of a fake world, from the shapes of its operators, for `plan`.
 
 A product of the tokens of a micro-batch with a weight (k, n) occurs forward as (k, n) and backward as (n, k), so that
-weights are recognized by the pair of their sizes. What the shapes do not show is taken as in `TrainingJob`.
+weights are recognized by the pair of their sizes. What the shapes do not show is assumed, and said so.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from etloom.analyses.flops.call_shapes import parse_calls, parse_product
 from etloom.analyses.flops.counting import count_calls
+from etloom.analyses.flops.limits import find_device_peaks
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job, Trace
-from etloom.simulator.training_jobs import TrainingJob
-from etloom.simulator.training_shapes import ModelShape
+from etloom.simulator.training_jobs import JobValue
 
 _REMEDY = "describe the job in YAML instead: docs/plan.md"
+_OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "FusedAdam": "adamw", "Muon": "muon", "SGD": "sgd"}
+"""Class of PyTorch -> its name in a job."""
+_PRECISIONS = {"BFloat16": "bf16", "Half": "fp16"}
 
 
-def describe_recorded_job(job: Job, name: str) -> TrainingJob:
+class RecordedJob(NamedTuple):
+    """A job inferred from a recording: ``document`` as from YAML, and ``values`` with the source of each."""
+
+    document: dict[str, Any]
+    values: tuple[JobValue, ...]
+
+
+def describe_recorded_job(job: Job) -> RecordedJob:
     """Return the training job of a recording of all layers of a decoder-only transformer.
 
     Args:
@@ -32,6 +43,9 @@ def describe_recorded_job(job: Job, name: str) -> TrainingJob:
         AnalysisError: the shapes are missing, or are not those of such a model.
     """
     trace = job[min(job)]
+    events = pl.concat([trace.events["name"].cast(pl.String), trace.nodes["name"].cast(pl.String)]).unique()
+    if not events.str.contains("ackward").any():
+        raise AnalysisError("the recording has no backward pass, so it is not of training", remedy=_REMEDY)
     tensor, context, replicas, stages, experts = _find_axes(trace)
     calls = _select_step(count_calls(trace))
     names = calls["name"].cast(pl.String)
@@ -63,21 +77,68 @@ def describe_recorded_job(job: Job, name: str) -> TrainingJob:
         [size for size in inner if 2 * size in inner] or [max(inner, key=lambda size: (inner[size], size))]
     )
     is_divided = (vocabulary, hidden) in pairs or (hidden, vocabulary) in pairs
-    model = ModelShape(
-        layers=float(depth * stages),
-        hidden=float(hidden),
-        heads=float(heads * tensor),
-        sequence=float(queries * context),
-        vocabulary=float(vocabulary * (tensor if is_divided else 1)),
-        kv_heads=float(kv_heads * tensor),
-        head_width=float(width),
-        ffn=float(ffn * tensor),
-        gated=bool(names.str.contains("(?i)silu|swiglu|geglu").any()),
-        tied=False,
+    is_torch = names.str.contains("^aten::_scaled_dot_product").any()
+    attention_source, product_source = "shapes of attention", "shapes of products"
+    groups = "process groups"
+    inferred = [
+        ("layers", depth * stages, "calls of attention per micro-batch, times stages"),
+        ("hidden", hidden, "largest table of embeddings"),
+        ("heads", heads * tensor, f"{attention_source}, times tp"),
+        ("kv_heads", kv_heads * tensor, f"{attention_source} and of products, times tp"),
+        ("head_width", width, attention_source),
+        ("ffn", ffn * tensor, f"{product_source}, times tp"),
+        ("gated", bool(names.str.contains("(?i)silu|swiglu|geglu").any()), "names of activations"),
+        ("vocabulary", vocabulary * (tensor if is_divided else 1), "largest table of embeddings"),
+        ("sequence", queries * context, f"{attention_source}, times cp"),
+        ("batch", int(batch) * micro_batches * replicas, "micro-batch x micro-batches x dp of the recording"),
+        ("kernels", "torch" if is_torch else "fused", "operator of attention"),
+    ]
+    values = [JobValue(key, value, "inferred", source) for key, value, source in inferred]
+    values += [_infer_precision(calls), _infer_optimizer(events)]
+    values.append(JobValue("tied", False, "assumed", "shapes do not show whether tables are the same"))
+    document = {value.key: value.value for value in values}
+    recorded = {
+        "micro-batch": (int(batch), attention_source),
+        "micro-batches": (micro_batches, "lookups of embeddings per step"),
+        **{axis: (size, groups) for axis, size in (("tp", tensor), ("cp", context), ("dp", replicas))},
+        "pp": (stages, "messages between ranks"),
+        "device": (_name_device(trace), "recorded; --cluster states the device of the answer"),
+    }
+    values += [JobValue(key, value, "recorded", source) for key, (value, source) in recorded.items()]
+    return RecordedJob(document, tuple(values))
+
+
+def _infer_precision(calls: pl.DataFrame) -> JobValue:
+    """Return the precision of matrix products."""
+    names = calls["name"].cast(pl.String)
+    if names.str.contains("_scaled_mm").any():
+        return JobValue("precision", "fp8", "inferred", "scaled products")
+    products = calls.filter(names.str.contains("mm$|linear$|matmul$"))["dtype"].cast(pl.String).drop_nulls()
+    common = products.mode().sort().to_list()[:1]
+    for word, precision in _PRECISIONS.items():
+        if common and word.lower() in common[0].lower():
+            return JobValue("precision", precision, "inferred", "types of products")
+    source = f"products are of type {common[0]}" if common else "products state no type"
+    return JobValue("precision", "bf16", "assumed", source)
+
+
+def _infer_optimizer(names: pl.Series) -> JobValue:
+    """Return the optimizer from PyTorch's annotations of its steps (Optimizer.step#AdamW.step)."""
+    classes = names.str.extract(r"Optimizer\.step#(\w+)\.step").drop_nulls().unique().sort().to_list()
+    for name in classes:
+        if name in _OPTIMIZERS:
+            return JobValue("optimizer", _OPTIMIZERS[name], "inferred", f"annotation of {name}")
+    source = (
+        f"its memory is not known for {classes[0]}" if classes else "no step of an optimizer is annotated"
     )
-    precision = "fp8" if names.str.contains("_scaled_mm").any() else "bf16"
-    kernels = "torch" if names.str.contains("^aten::_scaled_dot_product").any() else "fused"
-    return TrainingJob(name, model, int(batch) * micro_batches * replicas, precision, kernels=kernels)
+    return JobValue("optimizer", "adamw", "assumed", source)
+
+
+def _name_device(trace: Trace) -> str:
+    try:
+        return find_device_peaks(trace).name
+    except AnalysisError:
+        return "unknown"
 
 
 def _find_axes(trace: Trace) -> tuple[int, int, int, int, int]:

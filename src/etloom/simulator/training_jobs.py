@@ -20,11 +20,14 @@ A job:                                        A cluster:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import polars as pl
 
 from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 from etloom.core.errors import EtloomError, InvalidValue, UnknownName
@@ -112,6 +115,29 @@ class TrainingJob:
         return self.kernels != "unfused"
 
 
+class JobValue(NamedTuple):
+    """A value of a job: its key as in YAML, how it is known (stated, default, set, inferred, assumed, recorded), and
+    from what."""
+
+    key: str
+    value: Any
+    basis: str
+    source: str
+
+
+def tabulate_values(values: Iterable[JobValue]) -> pl.DataFrame:
+    """Return a table of the values of a recorded job: key (as in YAML), value, basis, and source.
+
+    basis: inferred, assumed, set (instead of the recorded value), or recorded: of the recorded layout, which the ranked
+    ones need not have.
+    """
+    rows = [
+        (key, str(value).lower() if isinstance(value, bool) else str(value), *rest)
+        for key, value, *rest in values
+    ]
+    return pl.DataFrame(rows, dict.fromkeys(JobValue._fields, pl.String), orient="row")
+
+
 @dataclass(frozen=True)
 class Cluster:
     """GPUs and the network between them.
@@ -152,16 +178,22 @@ def names_recording(job: str | os.PathLike[str]) -> bool:
     return Path(job).suffix not in (".yaml", ".yml") and str(job) not in list_jobs() and Path(job).exists()
 
 
-def read_job(job: str | os.PathLike[str]) -> TrainingJob:
-    """Read a job from a YAML file, or the example of that name. Raises EtloomError."""
+def read_job(job: str | os.PathLike[str], changes: Mapping[str, Any] | None = None) -> TrainingJob:
+    """Read a job from a YAML file, or the example of that name. Raises EtloomError.
+
+    Args:
+        job: the file, or a name such as llama3-8b.
+        changes: values by key that replace those of the file.
+    """
     path = Path(job)
     if str(job) in list_jobs():
         with resources.as_file(resources.files("etloom.simulator").joinpath("jobs", f"{job}.yaml")) as file:
-            return parse_job(read_yaml(file, "job"), path.name)
+            return parse_job(read_yaml(file, "job"), path.name, changes)
     if not path.suffix and not path.exists():
         raise UnknownName("job", str(job), list_jobs(), option="job")
     document = read_yaml(path, "job", f"expected a YAML file, or one of {', '.join(list_jobs())}")
-    parsed: TrainingJob = _name_file(path, parse_job, document)
+    parse_job_of_file: Any = partial(parse_job, changes=changes)
+    parsed: TrainingJob = _name_file(path, parse_job_of_file, document)
     return parsed
 
 
@@ -173,8 +205,28 @@ def _name_file(path: Path, parse: Any, document: Any) -> Any:
         raise EtloomError(f"{path}: {error.what}", remedy=error.remedy) from None
 
 
-def parse_job(document: Any, name: str) -> TrainingJob:
-    """Convert a job, as read from YAML, to `TrainingJob`. Raises EtloomError that names the wrong key and value."""
+def parse_changes(text: str) -> dict[str, Any]:
+    """Parse values of a job by key, such as batch=512,optimizer=sgd. Raises InvalidValue."""
+    changes = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not (key and equals and value):
+            raise InvalidValue(f"expected KEY=VALUE, such as batch=512, got {part!r}", option="set")
+        flags = {"true": True, "false": False}
+        changes[key] = int(value) if value.isdecimal() else flags.get(value, value)
+    return changes
+
+
+def parse_job(document: Any, name: str, changes: Mapping[str, Any] | None = None) -> TrainingJob:
+    """Convert a job, as read from YAML, to `TrainingJob`. Raises EtloomError that names the wrong key and value.
+
+    Args:
+        document: keys and values.
+        name: of the job.
+        changes: values by key that replace those of the document.
+    """
+    if isinstance(document, dict):
+        document = {**document, **(changes or {})}
     check_keys(document, {*_SIZES, *_CHOICES, *_FLAGS, "batch"}, "job", _REQUIRED)
     sizes = {
         key: float(parse_count(document[key], key, most, 0 if key in _OPTIONAL else 1))

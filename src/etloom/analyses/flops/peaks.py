@@ -26,6 +26,8 @@ _SPELLINGS = {
     "fp8": "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz",
     "int8": "char int8 signed_char unsigned_char byte uint8",
 }
+_VENDORS = {"MI": "AMD", "Gaudi": "Intel", "Ascend": "Huawei", "TPU": "Google"}
+"""Begin of the names of a vendor's devices in devices.json; NVIDIA's have no common one."""
 _PRECISION = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 
 
@@ -42,6 +44,11 @@ class Peaks:
     memory_gib: float | None = None
     multiprocessors: int | None = None
     architecture: str | None = None
+
+    @property
+    def vendor(self) -> str:
+        """The vendor of a device of devices.json."""
+        return next((vendor for begin, vendor in _VENDORS.items() if self.name.startswith(begin)), "NVIDIA")
 
     def tflops(self, precision: str) -> float | None:
         """Return the peak TFLOP/s of a precision: one of PRECISIONS, vector fp32 or vector fp64; None if the device has

@@ -16,10 +16,15 @@ import polars as pl
 from etloom.analyses.flops.measured_tables import MeasuredRatios
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.core.errors import AnalysisError
-from etloom.simulator.devices.kernel_ratios import change_device, find_recorded_device, list_kernel_costs
+from etloom.simulator.devices.kernel_ratios import (
+    change_device,
+    changes_vendor,
+    find_recorded_device,
+    list_kernel_costs,
+)
 from etloom.simulator.scenario import Basis, Scenario
 
-__all__ = ["change_collectives", "change_device", "list_kernel_costs"]
+__all__ = ["change_collectives", "change_device", "changes_vendor", "list_kernel_costs"]
 
 
 # Predicts the time of collectives within one node on another device, from NCCL times measured on both devices.

@@ -49,6 +49,10 @@ _COSTS = {
 """Columns of calls that ratios depend on."""
 
 
+_GPU_VENDORS = {"NVIDIA", "AMD"}
+"""Vendors whose devices run the same PyTorch kernels, so that a recording on one of them bounds the time on another."""
+
+
 def change_device(scenario: Scenario, device: str, *, tables: Path | None = None) -> Scenario:
     """Return the scenario with the kernel times predicted for another device.
 
@@ -60,12 +64,14 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
     Raises:
         UnknownName: the device is not known.
         AnalysisError: the recorded device has no known peaks.
-        EtloomError: the run has no kernels.
+        EtloomError: the run has no kernels, or the devices run other kernels.
     """
     new = lookup_peaks(device)
     if not (scenario.graph.kind == EdgeKind.KERNEL).any():
         raise EtloomError(f"--device {device}: the run has no kernels", remedy="record it on a GPU")
     recorded = scenario.recorded.compute_once(collect_kernel_costs, list_kernel_ranks(scenario))
+    for old, _ in recorded:
+        _require_comparable(old, new)
     ratios = pl.concat(
         compute_kernel_ratios(costs, old, new, tables).with_columns(costs["rank"]) for old, costs in recorded
     )
@@ -75,6 +81,17 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
     deviation = max(estimate_deviation(old, new) for old, _ in recorded)
     deviations = {**scenario.deviations, Basis.ROOFLINE: deviation}
     return changed.replace(deviations=deviations, notes=(*scenario.notes, note))
+
+
+def _require_comparable(old: Peaks, new: Peaks) -> None:
+    """Raise EtloomError if two devices run other kernels: compilers fuse and divide operators in other ways there."""
+    comparable = _GPU_VENDORS if old.vendor in _GPU_VENDORS else {old.vendor}
+    if new.vendor not in comparable:
+        raise EtloomError(
+            f"--device {new.name}: no measurement relates kernels of the {old.name} ({old.vendor}) to those of "
+            f"{new.vendor}",
+            remedy=f"record the job there, or name a device of {' or '.join(sorted(comparable))}",
+        )
 
 
 def scale_kernels(scenario: Scenario, ratios: pl.DataFrame) -> tuple[Scenario, str]:
@@ -113,6 +130,11 @@ def scale_kernels(scenario: Scenario, ratios: pl.DataFrame) -> tuple[Scenario, s
 def find_recorded_device(scenario: Scenario) -> Peaks:
     """Return the peaks of the device of the first recorded rank. Raises AnalysisError if they are not known."""
     return find_device_peaks(next(iter(scenario.recorded.values())))
+
+
+def changes_vendor(scenario: Scenario, device: str) -> bool:
+    """Return whether a device is of another vendor than that of the first recorded rank."""
+    return find_recorded_device(scenario).vendor != lookup_peaks(device).vendor
 
 
 def list_kernel_ranks(scenario: Scenario) -> tuple[int, ...]:

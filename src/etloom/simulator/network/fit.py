@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from etloom.core.errors import AnalysisError
-from etloom.simulator.network.model import NetworkModel, TransferTimes
+from etloom.simulator.network.model import RING_DIRECTIONS, NetworkModel, TransferTimes
 from etloom.simulator.network.topology import Level, Topology
 from etloom.simulator.scenario import Scenario
 
@@ -24,6 +25,10 @@ _SMALL_BYTES = 16_384
 
 _SLOW_SHARING = 1.02
 """Ratio of measured to modelled times above which overlapping transfers do not reach all of the rate together."""
+
+OPPOSITE_RINGS = 0.8
+"""Share of a link's rate that all-gathers and reductions of gloo reach together on three and more ranks, for recordings
+that do not show it: benchmarks/predict/lab/ring_directions.py."""
 
 _MIN_COUNT = 5
 """Fewer communications of a kind fit nothing."""
@@ -115,6 +120,12 @@ def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) 
         return model
     low, high = 0.3, 1.0
     ratio = _find_ratio(scenario, shared, model, quantile=0.5)
+    rings = shared.filter(pl.col("where") == "host")["collective"].replace_strict(
+        RING_DIRECTIONS, default=None
+    )
+    is_shown = ratio != _find_ratio(scenario, shared, replace(model, sharing_efficiency=low), quantile=0.5)
+    if rings.drop_nulls().n_unique() > 1 and not is_shown:
+        return replace(model, sharing_efficiency=OPPOSITE_RINGS)
     if ratio < _SLOW_SHARING:
         return model
     # Queues make modelled times grow steeply as the efficiency falls, so bisect.
@@ -160,13 +171,20 @@ def _measure(scenario: Scenario) -> pl.DataFrame:
 def _model_times(
     scenario: Scenario, measured: pl.DataFrame, model: NetworkModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return measured and modelled times (ns) of communications, from the recorded begin of the last rank."""
+    """Return measured and modelled times (ns) of communications, from the recorded begin of the last rank.
+
+    Those that overlapped no other one in the recording are modelled alone: a modelled time a little longer than the
+    recorded one would delay the next transfer, and that one all others.
+    """
     times = TransferTimes(scenario.communications, model)
     parts = scenario.communications.participations
     begins = scenario.graph.time[parts["begin"].to_numpy()[times.parts]]
-    finish = pl.DataFrame({"instance": times.instances, "finish": times.finish(begins)})
-    both = measured.join(finish, on="instance", maintain_order="left")
-    return both["measured"].to_numpy(), (both["finish"] - both["begin"]).to_numpy()
+    modelled = pl.DataFrame(
+        {"instance": times.instances, "finish": times.finish(begins), "alone": times.alone_ns}
+    )
+    both = measured.join(modelled, on="instance", maintain_order="left")
+    expected = pl.when("overlaps").then(pl.col("finish") - pl.col("begin")).otherwise("alone")
+    return both["measured"].to_numpy(), both.select(expected).to_series().to_numpy()
 
 
 def _find_ratio(
@@ -181,11 +199,14 @@ def _find_ratio(
 
 def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float) -> float:
     """Return the bandwidth (bytes/s) at which the 0.25 quantile of measured over modelled times is 1."""
-    for _ in range(12):
+    low, high = 1e3, 1e15
+    for _ in range(16):
         ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate))
-        rate = min(max(rate / ratio, 1e3), 1e15)
+        low, high = (low, rate) if ratio > 1 else (rate, high)
         if abs(ratio - 1) < 1e-3:
             break
+        # Queues make modelled times grow steeply as the rate falls, so a step may pass what is known.
+        rate = rate / ratio if low < rate / ratio < high else math.sqrt(low * high)
     return rate
 
 

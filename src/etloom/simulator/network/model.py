@@ -27,6 +27,11 @@ Array = NDArray[np.float64]
 HOST_WORKERS = 2
 """Communications of a process group that gloo executes at a time (its default number of threads)."""
 
+RING_DIRECTIONS = {"all_gather": 1, "all_reduce": -1, "reduce_scatter": -1}
+"""Collective of gloo -> the neighbor in the ring to which a rank sends. Two collectives of different directions reach
+less than the rate of a link together, since the message by which a rank announces its buffer for one of them waits
+behind the data of the other one on the same connection. Two of the same direction have all of the rate."""
+
 
 @dataclass(frozen=True)
 class NetworkModel:
@@ -34,7 +39,8 @@ class NetworkModel:
 
     Attributes:
         topology: the levels; their bandwidth times their efficiency is what transfers reach.
-        sharing_efficiency: share of a link's bandwidth that several transfers on it reach together.
+        sharing_efficiency: share of a link's bandwidth that several transfers on it reach together; rings of gloo in
+            the same direction reach all of it.
         buffer_bytes: the sender of a message continues when no more than these are left to transfer.
         measured: number of ranks -> sizes (bytes) and times (s) of measured all-reduces inside a host; `compute_times`
             takes them instead of the model.
@@ -143,6 +149,7 @@ class TransferTimes:
 
     Attributes:
         instances: numbers of the communications whose time the network determines, in the order of the results.
+        alone_ns: the time of each if no other transfer uses its links.
         unknown: communications of unknown size or algorithm, which keep their time.
         stays: part of the time of its transfer that each participation takes: less than 1 for the sender of a message,
             which continues when the rest is in buffers.
@@ -169,8 +176,16 @@ class TransferTimes:
             stay_shares.append(max(1 - network.buffer_bytes / max(size, 1), 0.0) if is_message else 1.0)
             data = tuple((network.data_ns(share), share.level) for share in shares)
             queue = group if side == "host" and not is_message else None
-            self._fixed.append(_Fixed(network.latency_ns(shares), data, tuple(members), is_message, queue))
+            direction = RING_DIRECTIONS.get(collective) if side == "host" else None
+            if direction is not None and len(members) == 2:
+                direction = 0  # both neighbors are the same rank
+            self._fixed.append(
+                _Fixed(network.latency_ns(shares), data, tuple(members), is_message, queue, direction)
+            )
         self.instances = np.array(placed, np.int64)
+        self.alone_ns = np.array(
+            [fixed.latency_ns + max((time for time, _ in fixed.data), default=0.0) for fixed in self._fixed]
+        )
         self.unknown = table.height - len(placed)
         self._is_host = np.isin(self.instances, table.filter(where="host")["instance"].to_numpy())
         self._find_participations(parts)
@@ -217,7 +232,8 @@ class TransferTimes:
         links = {key: tuple(sorted({number[link] for link in used})) for key, used in uses.items()}
         self._flows = [
             tuple(
-                Flow(solo_ns, links[level, fixed.members, fixed.is_message]) for solo_ns, level in fixed.data
+                Flow(solo_ns, links[level, fixed.members, fixed.is_message], fixed.direction)
+                for solo_ns, level in fixed.data
             )
             for fixed in self._fixed
         ]
@@ -255,6 +271,7 @@ class _Fixed(NamedTuple):
     members: tuple[int, ...]
     is_message: bool
     group: str | None
+    direction: int | None
 
 
 # Simulates transfers that share links: each link divides its bandwidth evenly among them (processor sharing).
@@ -263,10 +280,14 @@ class _Fixed(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Data that a transfer moves over ``links``; takes ``solo_ns`` if no other flow uses these links."""
+    """Data that a transfer moves over ``links``; takes ``solo_ns`` if no other flow uses these links.
+
+    ``direction``: flows of the same direction share links without a loss of rate; None: always with a loss.
+    """
 
     solo_ns: float
     links: tuple[int, ...]
+    direction: int | None = None
 
 
 class Transfer(NamedTuple):
@@ -295,16 +316,16 @@ def share_links(transfers: Sequence[Transfer], efficiency: float = 1.0) -> list[
 
 
 class _Bundle:
-    """All flows over the same set of links; they progress equally and therefore share a progress counter.
+    """All flows over the same links in the same direction; they progress equally and share a progress counter.
 
     ``progress``: the time, without other flows, of what each flow has transferred until ``since``. ``ends``: a heap
     with the progress at which a flow is complete, and its transfer.
     """
 
-    __slots__ = ("ends", "links", "progress", "share", "since", "version")
+    __slots__ = ("direction", "ends", "links", "progress", "share", "since", "version")
 
-    def __init__(self, links: tuple[int, ...]) -> None:
-        self.links = links
+    def __init__(self, flow: Flow) -> None:
+        self.links, self.direction = flow.links, flow.direction
         self.ends: list[tuple[float, int]] = []
         self.progress, self.since, self.share, self.version = 0.0, 0.0, 1.0, 0
 
@@ -321,9 +342,10 @@ class _LinkSharing:
         self.finish = [0.0] * len(transfers)
         self.missing = [len(transfer.begins) for transfer in transfers]
         self.flows_left = [len(transfer.flows) for transfer in transfers]
-        self.bundles: dict[tuple[int, ...], _Bundle] = {}
+        self.bundles: dict[tuple[tuple[int, ...], int | None], _Bundle] = {}
         self.bundles_on_link: dict[int, list[_Bundle]] = defaultdict(list)
         self.users: dict[int, int] = defaultdict(int)  # flows on each link
+        self.lossy: dict[int, bool] = defaultdict(bool)  # whether flows on each link reach less than its rate
         self.busy: dict[Hashable, int] = defaultdict(int)
         self.waiting: dict[Hashable, deque[int]] = defaultdict(deque)
         self.moving: dict[
@@ -407,16 +429,17 @@ class _LinkSharing:
         if not flows:
             self._complete(number, now)
         for flow in flows:
-            bundle = self._find_bundle(flow.links)
+            bundle = self._find_bundle(flow)
             bundle.advance(now)
             heapq.heappush(bundle.ends, (bundle.progress + flow.solo_ns, number))
             self._change_users(bundle, +1, now)
 
-    def _find_bundle(self, links: tuple[int, ...]) -> _Bundle:
-        bundle = self.bundles.get(links)
+    def _find_bundle(self, flow: Flow) -> _Bundle:
+        key = flow.links, flow.direction
+        bundle = self.bundles.get(key)
         if bundle is None:
-            bundle = self.bundles[links] = _Bundle(links)
-            for link in links:
+            bundle = self.bundles[key] = _Bundle(flow)
+            for link in flow.links:
                 self.bundles_on_link[link].append(bundle)
         return bundle
 
@@ -432,6 +455,8 @@ class _LinkSharing:
         """Update bandwidth shares and end times of all flows on a bundle's links when a flow of it begins or ends."""
         for link in changed.links:
             self.users[link] += change
+            directions = {bundle.direction for bundle in self.bundles_on_link[link] if bundle.ends}
+            self.lossy[link] = len(directions) > 1 or None in directions
         affected = {changed: None} | {
             other: None for link in changed.links for other in self.bundles_on_link[link]
         }
@@ -440,7 +465,8 @@ class _LinkSharing:
                 continue
             bundle.advance(now)
             users = max((self.users[link] for link in bundle.links), default=1)
-            bundle.share = 1.0 if users == 1 else self.efficiency / users
+            is_lossy = users > 1 and any(self.lossy[link] for link in bundle.links)
+            bundle.share = (self.efficiency if is_lossy else 1.0) / users
             bundle.version += 1
             end, number = bundle.ends[0]
             self._push(

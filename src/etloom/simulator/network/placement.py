@@ -99,9 +99,9 @@ def split_collective(
 ) -> list[Share] | None:
     """Return the cost of a communication on each level that its group spans; None if its algorithm is unknown.
 
-    gloo executes a reduce-scatter as an all-reduce. With two ranks, its all-gather takes 1.5 times as long: the message
-    by which the receiver announces its buffer waits behind the first half of the data on the same connection, and
-    meanwhile the other direction is idle.
+    gloo executes a reduce-scatter as an all-reduce. In its all-gather, the message by which a rank announces its buffer
+    waits behind the first of the 2 (n - 1) chunks that it sends, and meanwhile links are idle: for the whole chunk with
+    two ranks, which have one connection, for about half of it with more, where only the card is common.
 
     Args:
         collective: its name (all_reduce, message, ...).
@@ -126,6 +126,7 @@ def split_collective(
             shares = [Share(level, 1, size * crowd)]
         else:
             return None
-    if is_host and collective == "all_gather" and members == 2:
-        return [share._replace(idle_bytes=0.5 * share.bytes) for share in shares]
+    if is_host and collective == "all_gather":
+        idle = (1.0 if members == 2 else 0.5) / (2 * (members - 1))
+        return [share._replace(idle_bytes=idle * share.bytes) for share in shares]
     return shares
