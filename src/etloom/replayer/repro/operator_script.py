@@ -168,7 +168,7 @@ def disturb(pause_ns: int) -> None:
     """Run other operators on the CPU for a time, as the program did between two calls, with its own code and data."""
     values = torch.ones(OTHER_ELEMENTS)
     table = values.view(-1, 64)
-    others: list[Callable[[], Any]] = [
+    works: list[Callable[[], Any]] = [
         lambda: values.mul_(1.0).add_(0.0),
         lambda: table.t().contiguous(),
         lambda: torch.mm(table[:, :64], table[:64]).relu(),
@@ -178,10 +178,10 @@ def disturb(pause_ns: int) -> None:
         lambda: values.clamp(0, 1).topk(3),
     ]
     end = time.perf_counter_ns() + pause_ns
-    for other in others:
+    for work in works:
         if time.perf_counter_ns() >= end:
             return
-        other()
+        work()
 
 
 def run_calls(bases: list[torch.Tensor], device: torch.device, cold: bool) -> list[float]:
