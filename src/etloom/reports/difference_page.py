@@ -183,8 +183,14 @@ def _render_summary(difference: Difference) -> str:
         f"<span>{escape(text)}</span></li>"
         for tone, topic, figure, text in tiles
     )
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in difference.notes)
+    notes = "".join(map(_render_note, difference.notes))
     return f'<ul class="summary fitting">{items}</ul>{notes}'
+
+
+def _render_note(note: str) -> str:
+    """Render a note on a comparison; what `--by rank` shows is a table of the page."""
+    text = escape(note).replace("see --by rank", 'see <a href="#rank-section">Ranks</a>')
+    return f'<p class="note">{text}</p>'
 
 
 def _render_verdicts(sides: Sequence[str], differences: Sequence[Difference]) -> str:
@@ -196,7 +202,7 @@ def _render_verdicts(sides: Sequence[str], differences: Sequence[Difference]) ->
             f'<li class="{tone}"><span class="topic">{escape(side)}</span><b>{escape(headline)}</b>'
             f"<span>{escape(difference.verdict)}</span></li>"
         )
-        notes += [f'<p class="note">{escape(f"{side}: {note}")}</p>' for note in difference.notes]
+        notes += [_render_note(f"{side}: {note}") for note in difference.notes]
     return f'<ul class="summary fitting">{"".join(items)}</ul>{"".join(notes)}'
 
 

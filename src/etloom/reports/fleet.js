@@ -2,6 +2,7 @@
 
 const NO_DATA = 255;
 const LEVELS = 254;
+const MAX_LABELS = 16; // of rows
 
 class FleetMap {
   constructor(canvas, data, timeline, loaded) {
@@ -16,6 +17,7 @@ class FleetMap {
     canvas.addEventListener("pointermove", (event) => { canvas.title = this.nameCell(...this.cellAt(event)); });
     canvas.addEventListener("keydown", (event) => this.move(event));
     this.paint();
+    this.labelAxes();
     const worst = this.cells.reduce((best, level, i) => (level !== NO_DATA && (this.cells[best] === NO_DATA || level > this.cells[best]) ? i : best), 0);
     this.select(Math.floor(worst / data.columns.length), worst % data.columns.length);
     canvas.dataset.ready = "true";
@@ -44,6 +46,15 @@ class FleetMap {
     context.strokeStyle = ink;
     context.lineWidth = 2;
     context.strokeRect(this.cell[1] * width, this.cell[0] * height, width, height);
+  }
+
+  // Names of ranks at the rows, and of the first and last steps below the map.
+  labelAxes() {
+    const { rows, columns } = this.data;
+    const stride = Math.ceil(rows.length / MAX_LABELS);
+    document.getElementById("fleet-rows").replaceChildren(...rows.map(([rank], i) => element("span", { textContent: i % stride ? "" : `rank ${rank}` })));
+    const ends = columns.length > 1 ? [columns[0][0], columns.at(-1)[1]] : [columns[0][0]];
+    if (ends[0] !== null) document.getElementById("fleet-columns").replaceChildren(...ends.map((step) => element("span", { textContent: `step ${step}` })));
   }
 
   // The row and the column under the pointer.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
-from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.arrays import take_rows
 from etloom.core.trace import Job
 from etloom.reports.packed_columns import Column, encode_column
 
@@ -14,7 +15,7 @@ NO_WAITS = pl.DataFrame(schema=_SCHEMA)
 
 
 def find_waits(job: Job) -> dict[int, pl.DataFrame]:
-    """Return rank -> event, late (the rank that arrives last), late_event (its event) and wait (ns) of collectives.
+    """Return rank -> event (ascending), late (the last rank), late_event (its event) and wait (ns) of its collectives.
 
     For the last rank itself, ``wait`` is the longest wait for it.
     """
@@ -24,12 +25,17 @@ def find_waits(job: Job) -> dict[int, pl.DataFrame]:
     waits = arrivals.with_columns(
         wait=pl.when(is_last).then(pl.col("wait").max().over("instance")).otherwise("wait")
     ).join(last, on="instance")
-    return {rank: rows.select(list(_SCHEMA)) for (rank,), rows in waits.group_by("rank")}  # type: ignore[misc]
+    by_rank = waits.sort("event").group_by("rank", maintain_order=True)
+    return {rank: rows.select(list(_SCHEMA)) for (rank,), rows in by_rank}  # type: ignore[misc]
 
 
 def encode_waits(waits: pl.DataFrame, plotted: pl.DataFrame) -> list[Column]:
     """Return the columns ``late`` and ``late_event`` (1 + their value; 0: unknown) and ``wait`` of plotted events."""
-    rows = rows_of_ids(waits.rename({"event": "id"}), plotted["id"].cast(pl.Int64))
+    events, ids = waits["event"].to_numpy(), plotted["id"].to_numpy()
+    rows = np.full(ids.size, -1)
+    if events.size:
+        at = np.minimum(np.searchsorted(events, ids), events.size - 1)
+        rows = np.where(events[at] == ids, at, -1)
     late, late_event, wait = (take_rows(waits[name], rows) for name in ("late", "late_event", "wait"))
     return [
         encode_column("late", "u32", late + 1, by_difference=True),

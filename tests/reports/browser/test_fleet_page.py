@@ -25,6 +25,9 @@ def test_a_cell_shows_its_rank_and_opens_its_timeline(show: Open, fleet: Job) ->
     cell = page.locator("#fleet-cell")
     assert "rank 17" in cell.inner_text()  # the slowest one is selected first
     assert "% longer than the median of all ranks" in cell.inner_text()
+    labels = page.locator("#fleet-rows span").all_inner_texts()
+    assert [label for label in labels if label] == [f"rank {rank}" for rank in range(0, 20, 2)]
+    assert page.locator("#fleet-columns span").all_inner_texts() == ["step 0", "step 2"]
     canvas = page.locator("#fleet-map")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()

@@ -15,6 +15,7 @@ from etloom.cli.run_arguments import RunOptions
 from etloom.cli.ui import PageServer, RunPages
 from etloom.core.trace import Job
 from etloom.reports import served_run
+from etloom.reports.timeline_waits import find_waits
 from reports.browser.test_timeline_selection import BOXES, ROWS, sum_events, sum_launched
 from reports.browser.test_timeline_views import IN_SIGHT, SELECTED, show_finding
 from support.browser_pages import COPY, VIEW, Open, settle
@@ -223,7 +224,7 @@ def test_the_critical_path_is_marked(serve: Open, data: Path) -> None:
         page.locator('button[data-act="path"]').click()
         page.locator('button[data-act="path"]').click()
         wait_until_loaded(page)
-        assert page.evaluate("() => etloom.findPiece(etloom.timeline, 1, true) !== null")
+        page.wait_for_function("() => etloom.findPiece(etloom.timeline, 1, true) !== null")
     page.evaluate("() => etloom.timeline.fit()")
     wait_until_loaded(page)
     shown = dict(
@@ -339,3 +340,21 @@ def test_the_runs_of_a_store_are_sorted_filtered_and_opened(browser: Any, tmp_pa
         assert said == []
         page.close()
         server.shutdown()
+
+
+@pytest.mark.slow
+def test_a_collective_shows_the_rank_that_it_waits_for(serve: Open, data: Path, multirank: Job) -> None:
+    event = find_waits(multirank)[0].sort("wait").row(-1, named=True)
+    page = serve(data / "hta_multirank")
+    page.evaluate(
+        """async (id) => {
+          const { timeline } = etloom, [rank] = timeline.ranks, index = await timeline.seek(rank, id);
+          timeline.select(rank, index);
+          timeline.reveal(rank, index);
+        }""",
+        event["event"],
+    )
+    page.get_by_text("1.292 ms for rank 1, the last to arrive").wait_for()
+    page.get_by_role("button", name="show rank 1, which is late").click()
+    page.wait_for_function("() => etloom.timeline.measured?.[1] - etloom.timeline.measured?.[0] === 1292000")
+    assert page.evaluate(SELECTED) == [0, event["event"]]
