@@ -220,7 +220,11 @@ def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
         if hasattr(module, name) and not callable(value := getattr(module, name)):
             return f"defines {name} = {str(value)[:60]!r}; expected: {description}"
     entry = _ENTRY_FUNCTIONS[kind]
-    for parameter in inspect.signature(getattr(module, entry)).parameters.values():
+    try:
+        parameters = inspect.signature(getattr(module, entry)).parameters.values()
+    except (ValueError, TypeError):  # a function of C, such as max
+        return f"defines {entry} as a function without a signature; expected: {CONTRACT[kind][entry]}"
+    for parameter in parameters:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty:
             return f"declares the option {parameter.name!r} of {entry} without * before it: options are keyword-only"
     return None

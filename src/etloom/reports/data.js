@@ -32,12 +32,13 @@ const ARRAYS = { u8: Uint8Array, u32: Uint32Array };
 
 function decodeColumn(bytes, form, n, isDifference) {
   const values = new Float64Array(n);
-  for (let at = 0, factor = 1; at < bytes.length; at += n, factor *= 256) {
+  if (bytes.length) for (let i = 0; i < n; i++) values[i] = bytes[i] >> 1; // half of each natural number, which is exact
+  for (let at = n, factor = 128; at < bytes.length; at += n, factor *= 256) {
     for (let i = 0; i < n; i++) values[i] += bytes[at + i] * factor;
   }
   let before = 0;
   for (let i = 0; i < n; i++) {
-    const value = values[i] % 2 ? -(values[i] + 1) / 2 : values[i] / 2;
+    const value = bytes[i] & 1 ? -values[i] - 1 : values[i];
     values[i] = isDifference ? before += value : value;
   }
   if (form === "wide") for (let i = 0; i < n; i++) if (values[i] < 0) values[i] = NaN;

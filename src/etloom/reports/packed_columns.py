@@ -7,7 +7,7 @@
 The header lists the columns as [name, form, number of values, bytes per value, whether they are differences]. Each
 integer, or its difference from the one before, is mapped to a natural number (0, -1, 1, -2, ... to 0, 1, 2, 3, ...).
 The lowest bytes of all values come first, then the next ones, and so on: bytes of equal weight resemble each other, so
-they compress better than whole words. Nothing is rounded.
+they compress better than whole words. Integers up to 2^53 are exact; the page holds greater ones as 64-bit floats.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def encode_column(name: str, form: str, values: pl.Series, *, by_difference: boo
 
 
 def frame_columns(header: dict[str, Any], columns: Sequence[Column], *, is_compressed: bool = True) -> bytes:
-    """Return header and columns as bytes; see above."""
+    """Return header and columns as bytes, in the form that the module's docstring describes."""
     header["columns"] = [list(column[:-1]) for column in columns]
     text = json.dumps(header, separators=(",", ":")).encode()
     content = len(text).to_bytes(4, "little") + text + b"".join(column.data for column in columns)

@@ -3,11 +3,14 @@
 An event may be on the path for a part of its time only: a call that waits is on it from the moment at which it alone
 delays the run. A piece is such a part; time that belongs to no event (launch delays, Python) is a piece without one.
 
-The page gets the pieces in time order, as what cannot be derived from the events and the pieces before: ``path_row``,
-1 + the row of its event (0: no event); ``path_move``, the index of its event minus that of the last one of the row (at
-first of the first one in the row); ``path_gap``, its start minus the end of the piece before; and ``path_rest``, its
-end minus the start of the next piece's event, if that is after its start and before the end of its own event, else
-minus this end (of a piece without an event: minus its start).
+The page gets the pieces in time order, as what cannot be derived from the events and the pieces before:
+
+- ``path_row``: 1 + the row of its event; 0 for no event.
+- ``path_move``: the index of its event minus the index of the last event on the path in that row (at first: of the first
+  event in the row).
+- ``path_gap``: its start minus the end of the piece before.
+- ``path_rest``: its end minus the start of the next piece's event, if that is after its start and before the end of its
+  own event; else its end minus the end of its own event (of a piece without an event: minus its start).
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from numpy.typing import NDArray
 
 from etloom.core.arrays import make_frame, rows_of_ids, take_rows, to_array
 from etloom.reports.packed_columns import Column, encode_column
+
+_NEVER = np.iinfo(np.int64).min
+"""The start of no event; the page may count from a later time than the start of the path."""
 
 
 def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
@@ -88,11 +94,11 @@ def encode_pieces(
     has_event, event = place > 0, np.maximum(place - 1, 0)
     event_starts = plotted["ts"].to_numpy() - origin
     event_ends = event_starts + to_array(plotted["dur"], 0)
-    row, begin, stop = np.zeros_like(place), np.full_like(start, -1), start.copy()
+    row, begin, stop = np.zeros_like(place), np.full_like(start, _NEVER), start.copy()
     row[has_event] = rows[event[has_event]] + 1
     begin[has_event] = event_starts[event[has_event]]
     stop[has_event] = event_ends[event[has_event]]
-    following = np.append(begin[1:], -1)[: begin.size]
+    following = np.append(begin[1:], _NEVER)[: begin.size]
     is_inside = (following > start) & ((following < stop) | ~has_event)
     return [
         encode_column("path_row", "u32", pl.Series(row), by_difference=True),
@@ -105,7 +111,7 @@ def encode_pieces(
 def _measure_moves(
     event: NDArray[np.int64], row: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the column ``path_move``; see above. ``row``: of each piece; ``rows``: of each event."""
+    """Return the column ``path_move`` of the module's docstring. ``row``: of each piece; ``rows``: of each event."""
     first = np.searchsorted(rows, np.maximum(row - 1, 0))
     order = np.argsort(row, kind="stable")
     is_first = np.diff(row[order], prepend=-1) != 0

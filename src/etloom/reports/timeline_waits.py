@@ -15,16 +15,21 @@ NO_WAITS = pl.DataFrame(schema=_SCHEMA)
 
 
 def find_waits(job: Job) -> dict[int, pl.DataFrame]:
-    """Return rank -> event (ascending), late (the last rank), late_event (its event) and wait (ns) of its collectives.
+    """Return rank -> event (ascending), late, late_event and wait (ns) of the collectives in which a rank waits.
 
-    For the last rank itself, ``wait`` is the longest wait for it.
+    ``late`` is the rank that it waits for (of a broadcast the root), ``late_event`` the event of that rank. For a rank
+    that others wait for, it is the rank itself, and ``wait`` is the longest wait for it.
     """
     arrivals = ARRIVAL_ORDER.read(job)
-    is_last = pl.col("order") == pl.col("size") - 1
-    last = arrivals.filter(is_last).select("instance", late="rank", late_event="event")
-    waits = arrivals.with_columns(
-        wait=pl.when(is_last).then(pl.col("wait").max().over("instance")).otherwise("wait")
-    ).join(last, on="instance")
+    late = arrivals.unique(["instance", "start"], keep="first", maintain_order=True).select(
+        "instance", awaited="start", late="rank", late_event="event"
+    )
+    waiting = arrivals.join(late, on=["instance", "awaited"])
+    longest = waiting.group_by("instance", rank="late", event="late_event").agg(pl.col("wait").max())
+    awaited = longest.join(waiting.select("rank", "event"), on=["rank", "event"], how="anti").with_columns(
+        late="rank", late_event="event"
+    )
+    waits = pl.concat([rows.select("rank", *_SCHEMA) for rows in (waiting, awaited)])
     by_rank = waits.sort("event").group_by("rank", maintain_order=True)
     return {rank: rows.select(list(_SCHEMA)) for (rank,), rows in by_rank}  # type: ignore[misc]
 

@@ -160,11 +160,14 @@ def find_fastest_peaks() -> Peaks:
 def find_architecture_peaks(trace: Trace) -> Peaks | None:
     """Return the smallest peaks of the known devices of an architecture that kernels name; None if they name none.
 
-    None of these devices needs more time. Kernels of older architectures run on newer devices, too, and say nothing.
+    None of these devices needs more time. Kernels of older architectures run on newer devices, too, and say nothing. A
+    device that has a name is left out: it may be a part of one of these devices (MIG).
     """
+    if find_device_name(trace, []) is not None:
+        return None
     names = select_device_events(trace)["name"].cast(pl.String).unique()
     texts = names.str.extract(_ARCHITECTURE, 1).drop_nulls().unique().to_list()
-    architecture = max((_ARCHITECTURES[text] for text in texts), key=len, default=None)
+    architecture = max((_ARCHITECTURES[text] for text in sorted(texts)), key=len, default=None)
     devices = [peaks for _, peaks in _load_shipped_peaks() if peaks.architecture == architecture]
     if architecture is None or not devices:
         return None

@@ -81,8 +81,9 @@ ARRIVAL_ORDER = RunTable(
     {
         **dict.fromkeys(("rank", "event", "instance"), pl.Int64),
         "collective": pl.String,
-        **dict.fromkeys(("start", "own_start", "own_end", "wait", "order", "size"), pl.Int64),
+        **dict.fromkeys(("start", "own_start", "own_end", "awaited", "wait", "order", "size"), pl.Int64),
     },
     _order_arrivals,
 )
-"""Participations in collectives of several ranks, with ``order`` of arrival, from 0, and ``size``, their ranks."""
+"""Participations in collectives of several ranks, with ``order`` of arrival, from 0, and ``size``, their ranks;
+``awaited``: the arrival that the rank waits for, null if it waits for none."""

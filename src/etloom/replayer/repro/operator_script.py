@@ -165,7 +165,7 @@ def measure(bases: list[torch.Tensor], device: torch.device, cold: bool) -> list
 
 
 def disturb(pause_ns: int) -> None:
-    """Run other operators on the CPU for a time, as the program did between two calls, with its own code and data."""
+    """Run up to seven other operators on the CPU, for at most the pause between two calls of the program."""
     values = torch.ones(OTHER_ELEMENTS)
     table = values.view(-1, 64)
     works: list[Callable[[], Any]] = [
