@@ -39,8 +39,8 @@ class ClassError(NamedTuple):
 ERRORS: Mapping[str, ClassError] = {
     # Predictions from a recording: benchmarks/predict/lab.py.
     "another rate, collectives": ClassError(0.005, 30, 0.93),
-    "another rate, messages": ClassError(0.01, 15, 0.9),
-    "another rate, all-to-all": ClassError(0.005, 15, 0.9),
+    "another rate, messages": ClassError(0.011, 15, 0.93),
+    "another rate, all-to-all": ClassError(0.005, 15, 1.0),
     "another number of ranks": ClassError(0.022, 60, 0.9),
     "several levels of the network": ClassError(0.12),
     "another device": ClassError(0.05, 4),

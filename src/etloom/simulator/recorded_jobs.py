@@ -43,9 +43,7 @@ def describe_recorded_job(job: Job) -> RecordedJob:
         AnalysisError: the shapes are missing, or are not those of such a model.
     """
     trace = job[min(job)]
-    events = pl.concat([trace.events["name"].cast(pl.String), trace.nodes["name"].cast(pl.String)]).unique()
-    if not events.str.contains("ackward").any():
-        raise AnalysisError("the recording has no backward pass, so it is not of training", remedy=_REMEDY)
+    names_of_rank = _list_names(trace)
     tensor, context, replicas, stages, experts = _find_axes(trace)
     calls = _select_step(count_calls(trace))
     names = calls["name"].cast(pl.String)
@@ -78,15 +76,14 @@ def describe_recorded_job(job: Job) -> RecordedJob:
     )
     is_divided = (vocabulary, hidden) in pairs or (hidden, vocabulary) in pairs
     is_torch = names.str.contains("^aten::_scaled_dot_product").any()
-    attention_source, product_source = "shapes of attention", "shapes of products"
-    groups = "process groups"
+    attention_source = "shapes of attention"
     inferred = [
         ("layers", depth * stages, "calls of attention per micro-batch, times stages"),
         ("hidden", hidden, "largest table of embeddings"),
         ("heads", heads * tensor, f"{attention_source}, times tp"),
         ("kv_heads", kv_heads * tensor, f"{attention_source} and of products, times tp"),
         ("head_width", width, attention_source),
-        ("ffn", ffn * tensor, f"{product_source}, times tp"),
+        ("ffn", ffn * tensor, "shapes of products, times tp"),
         ("gated", bool(names.str.contains("(?i)silu|swiglu|geglu").any()), "names of activations"),
         ("vocabulary", vocabulary * (tensor if is_divided else 1), "largest table of embeddings"),
         ("sequence", queries * context, f"{attention_source}, times cp"),
@@ -94,18 +91,36 @@ def describe_recorded_job(job: Job) -> RecordedJob:
         ("kernels", "torch" if is_torch else "fused", "operator of attention"),
     ]
     values = [JobValue(key, value, "inferred", source) for key, value, source in inferred]
-    values += [_infer_precision(calls), _infer_optimizer(events)]
+    values += [_infer_precision(calls), _infer_optimizer(names_of_rank)]
     values.append(JobValue("tied", False, "assumed", "shapes do not show whether tables are the same"))
     document = {value.key: value.value for value in values}
-    recorded = {
-        "micro-batch": (int(batch), attention_source),
-        "micro-batches": (micro_batches, "lookups of embeddings per step"),
-        **{axis: (size, groups) for axis, size in (("tp", tensor), ("cp", context), ("dp", replicas))},
-        "pp": (stages, "messages between ranks"),
-        "device": (_name_device(trace), "recorded; --cluster states the device of the answer"),
-    }
-    values += [JobValue(key, value, "recorded", source) for key, (value, source) in recorded.items()]
+    axes = {"tp": tensor, "cp": context, "dp": replicas, "pp": stages}
+    values += _list_recorded_layout(trace, int(batch), micro_batches, axes)
     return RecordedJob(document, tuple(values))
+
+
+def _list_names(trace: Trace) -> pl.Series:
+    """Return the names of events and nodes. Raises AnalysisError if none of them is of a backward pass."""
+    names = pl.concat([table["name"].cast(pl.String) for table in (trace.events, trace.nodes)]).unique()
+    if not names.str.contains("ackward").any():
+        raise AnalysisError("the recording has no backward pass, so it is not of training", remedy=_REMEDY)
+    return names
+
+
+def _list_recorded_layout(
+    trace: Trace, micro_batch: int, micro_batches: int, axes: dict[str, int]
+) -> list[JobValue]:
+    """Return the recorded layout and device, which those of the answer need not be."""
+    rows = [
+        ("micro-batch", micro_batch, "shapes of attention"),
+        ("micro-batches", micro_batches, "lookups of embeddings per step"),
+        *(
+            (axis, size, "messages between ranks" if axis == "pp" else "process groups")
+            for axis, size in axes.items()
+        ),
+        ("device", _name_device(trace), "the device of the answer is that of --cluster"),
+    ]
+    return [JobValue(key, value, "recorded", source) for key, value, source in rows]
 
 
 def _infer_precision(calls: pl.DataFrame) -> JobValue:
