@@ -42,13 +42,9 @@ def plan(
         Flag(metavar="AXES"),
     ] = None,
     set: Annotated[
-        str | None,
-        "Values of the job that replace those of JOB: batch=512,optimizer=sgd.",
-        Flag(metavar="VALUES"),
+        str | None, "Replace values of the job: batch=512,optimizer=sgd.", Flag(metavar="VALUES")
     ] = None,
-    describe: Annotated[
-        bool, "Write the job as inferred from a recording, with the source of each value, instead of layouts."
-    ] = False,
+    describe: Annotated[bool, "Write how each value of a recorded job is known, instead of layouts."] = False,
     top: Annotated[
         int | None,
         f"Number of rows shown; default: {_MAX_ROWS} with --format table, else all. 0: all.",
