@@ -176,6 +176,10 @@ def main() -> None:
     for name, error in ERRORS.items():
         if error.measurements < MIN_MEASUREMENTS:
             state(f"held out, {name}", "85 to 95 %", f"not calibrated, {error.measurements} measurements")
+    print(
+        "in use: deviation of the class; of all: the smallest that holds for all cases; without: a group left out"
+    )
+    print("torch kernels: without the two steps with context parallelism, a class that is not calibrated")
     with pl.Config(
         tbl_cols=-1, tbl_rows=-1, tbl_width_chars=180, tbl_hide_column_data_types=True, fmt_str_lengths=40,
         tbl_formatting="ASCII_MARKDOWN", tbl_hide_dataframe_shape=True,

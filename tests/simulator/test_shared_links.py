@@ -22,6 +22,7 @@ from etloom.simulator.network.model import Flow, NetworkModel, Transfer, Transfe
 from etloom.simulator.network.placement import Share, place_group, split_collective
 from etloom.simulator.network.topology import PRESETS, Level, Topology, get_preset
 from etloom.simulator.scenario import INSTANCE_COLUMNS, PARTICIPATION_COLUMNS, Communications
+from support.paths import ROOT
 
 
 def transfer(begin: float, alone: float, *links: int, queue: object = None) -> Transfer:
@@ -314,9 +315,11 @@ def test_overlapping_transfers_are_predicted_from_their_shared_times() -> None:
     assert absolute == pytest.approx(row["predicted_ns"], rel=0.01)
     assert prediction.job[1].events["dur"].to_list() == pytest.approx([14e6, 14e6], rel=0.02)
     assert "error" in prediction.reasons[0]
-    assert prediction.reasons[-1].startswith("interval calibrated: another rate, collectives (30")
+    assert prediction.reasons[-1] == "interval not calibrated: communication of GPUs"
     deep = etloom.predict(job, network="dgx-h100", ranks=4).reasons[-1]
-    assert deep == "interval not calibrated: several levels of the network"
+    assert deep == "interval not calibrated: several levels of the network, communication of GPUs"
+    gloo = etloom.predict(ROOT / "tests" / "data" / "ddp_2", network="x0.5", ranks=4).reasons[-1]
+    assert gloo.startswith("interval calibrated: another rate, collectives (30")
     assert "GB/s" in prediction._repr_html_()
     simulated = etloom.simulate(job, Network(0.5)).table.row(0, named=True)
     assert simulated["upper_bound_ns"] == pytest.approx(16_000_000, rel=0.01)

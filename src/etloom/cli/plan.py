@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -11,6 +11,9 @@ from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import Format, choose_format, write_table
 from etloom.core.text import count_noun
+
+if TYPE_CHECKING:
+    from etloom.simulator.planning import Plan
 
 _MAX_ROWS = 10
 _USUAL = {"ep": 1, "interval": "not calibrated"}
@@ -39,13 +42,9 @@ def plan(
         Flag(metavar="AXES"),
     ] = None,
     set: Annotated[
-        str | None,
-        "Values of the job that replace those of the file or the recording: batch=512,optimizer=sgd.",
-        Flag(metavar="KEY=VALUE,..."),
+        str | None, "Replace values of the job: batch=512,optimizer=sgd.", Flag(metavar="VALUES")
     ] = None,
-    describe: Annotated[
-        bool, "Write the job as inferred from a recording, with the source of each value, instead of layouts."
-    ] = False,
+    describe: Annotated[bool, "Write how each value of a recorded job is known, instead of layouts."] = False,
     top: Annotated[
         int | None,
         f"Number of rows shown; default: {_MAX_ROWS} with --format table, else all. 0: all.",
@@ -69,26 +68,37 @@ def plan(
     \b
       etloom plan llama3-405b --gpus 16384 --parallel tp=8,pp=16
       etloom plan job.yaml --cluster cluster.yaml --top 0 --format json
-      etloom plan run/ --gpus 256                             # the transformer of a recording
-      etloom plan run/ --describe                             # how each of its sizes is known
-      etloom plan run/ --gpus 256 --set batch=1024,optimizer=adamw-8bit
+      etloom plan run/ --describe                             # the transformer of a recording
+      etloom plan run/ --gpus 256 --set batch=1024
     """
     import etloom
-    from etloom.api.questions import describe_job
     from etloom.simulator.resizing import parse_parallel
-    from etloom.simulator.training_jobs import parse_changes, tabulate_values
+    from etloom.simulator.training_jobs import parse_changes
 
     with as_usage_error("parallel"):
         sizes = None if parallel is None else parse_parallel(parallel)
     with as_usage_error("set"):
-        changes = None if set is None else parse_changes(set)
+        changes = parse_changes(set) if set else None
     if describe:
-        values = tabulate_values(describe_job(job, changes)[1])
-        if values.is_empty():
-            raise click.BadParameter("expected a recording; YAML states the values", param_hint="--describe")
-        write_table(values, format, out)
-        return
-    ranking = etloom.plan(job, cluster, gpus=gpus, parallel=sizes, changes=changes)
+        _print_job(job, changes, format, out)
+    else:
+        ranking = etloom.plan(job, cluster, gpus=gpus, parallel=sizes, changes=changes)
+        _print_ranking(ranking, top, format, out)
+
+
+def _print_job(job: str, changes: dict[str, Any] | None, format: Format | None, out: Path | None) -> None:
+    """Print how each value of a recorded job is known."""
+    from etloom.api.questions import describe_job
+    from etloom.simulator.training_jobs import tabulate_values
+
+    values = tabulate_values(describe_job(job, changes)[1])
+    if values.is_empty():
+        raise click.BadParameter("expected a recording; YAML states the values", param_hint="--describe")
+    write_table(values, format, out)
+
+
+def _print_ranking(ranking: Plan, top: int | None, format: Format | None, out: Path | None) -> None:
+    """Print the description, the first ``top`` rows, and the remaining messages."""
     table = ranking.table
     is_text = choose_format(format, out) is Format.table
     if is_text:

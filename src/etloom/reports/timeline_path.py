@@ -6,8 +6,8 @@ delays the run. A piece is such a part; time that belongs to no event (launch de
 The page gets the pieces in time order, as what cannot be derived from the events and the pieces before:
 
 - ``path_row``: 1 + the row of its event; 0 for no event.
-- ``path_move``: the index of its event minus the index of the last event on the path in that row (at first: of the first
-  event in the row).
+- ``path_move``: the index of its event minus the index of the last event on the path in that row (at first: the first
+  event of the row).
 - ``path_gap``: its start minus the end of the piece before.
 - ``path_rest``: its end minus the start of the next piece's event, if that is after its start and before the end of its
   own event; else its end minus the end of its own event (of a piece without an event: minus its start).

@@ -453,8 +453,8 @@ def _describe_misfits(layouts: Layout, memory: Mapping[str, Array], cluster: Clu
     axes = {axis: int(np.asarray(getattr(layouts, name))[nearest]) for axis, name in AXES.items()}
     mesh = " ".join(f"{axis}={size}" for axis, size in axes.items() if size > 1)
     sharding, recompute = (
-        known[int(np.asarray(values)[nearest])]
-        for known, values in ((SHARDINGS, layouts.sharding), (RECOMPUTATIONS, layouts.recompute))
+        names[int(np.asarray(values)[nearest])]
+        for names, values in ((SHARDINGS, layouts.sharding), (RECOMPUTATIONS, layouts.recompute))
     )
     largest = int(sizes[:, nearest].argmax())
     return (

@@ -302,6 +302,8 @@ def _predict_times(
     scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
     classes = [] if network is None else _list_network_classes(scenario, target)
     classes += ["another number of ranks"] * (ranks is not None or parallel is not None)
+    sides = scenario.communications.instances["where"]
+    classes += ["communication of GPUs"] * bool(classes and (sides == "device").any())
     if device is not None:
         classes += ["another device", *["another vendor"] * changes_vendor(recorded, device)]
     classes += ["another host"] * (device is not None or host is not None)

@@ -43,9 +43,7 @@ def describe_recorded_job(job: Job) -> RecordedJob:
         AnalysisError: the shapes are missing, or are not those of such a model.
     """
     trace = job[min(job)]
-    events = pl.concat([trace.events["name"].cast(pl.String), trace.nodes["name"].cast(pl.String)]).unique()
-    if not events.str.contains("ackward").any():
-        raise AnalysisError("the recording has no backward pass, so it is not of training", remedy=_REMEDY)
+    rank_names = _list_names(trace)
     tensor, context, replicas, stages, experts = _find_axes(trace)
     calls = _select_step(count_calls(trace))
     names = calls["name"].cast(pl.String)
@@ -61,32 +59,19 @@ def describe_recorded_job(job: Job) -> RecordedJob:
         for pattern in (r"attention(?:_forward)?$|attention_overrideable$", r"attention\w*_backward$")
     )
     depth = min(forward, backward or forward) // micro_batches
-    inner = {
-        size: count for pair, count in pairs.items() for size in pair if hidden in pair and size != hidden
-    }
-    # Keys and values may be repeated before attention, so that it shows as many heads as of queries.
-    kv_heads = min([kv_heads, *(size // width for size in inner if size < heads * width)]) or kv_heads
-    attention = {heads * width, 2 * kv_heads * width, (heads + 2 * kv_heads) * width}
-    inner = {
-        size: inner[size] for size in inner if size > heads * width and size not in {*attention, vocabulary}
-    }
-    if not (depth and inner):
+    kv_heads, ffn = _find_inner_sizes(pairs, hidden, vocabulary, (heads, kv_heads, width))
+    if not (depth and ffn):
         raise AnalysisError("no layers of a transformer found in the recorded shapes", remedy=_REMEDY)
-    # A product for both the gate and the input of an activation has twice the columns.
-    ffn = min(
-        [size for size in inner if 2 * size in inner] or [max(inner, key=lambda size: (inner[size], size))]
-    )
     is_divided = (vocabulary, hidden) in pairs or (hidden, vocabulary) in pairs
     is_torch = names.str.contains("^aten::_scaled_dot_product").any()
-    attention_source, product_source = "shapes of attention", "shapes of products"
-    groups = "process groups"
+    attention_source = "shapes of attention"
     inferred = [
         ("layers", depth * stages, "calls of attention per micro-batch, times stages"),
         ("hidden", hidden, "largest table of embeddings"),
         ("heads", heads * tensor, f"{attention_source}, times tp"),
         ("kv_heads", kv_heads * tensor, f"{attention_source} and of products, times tp"),
         ("head_width", width, attention_source),
-        ("ffn", ffn * tensor, f"{product_source}, times tp"),
+        ("ffn", ffn * tensor, "shapes of products, times tp"),
         ("gated", bool(names.str.contains("(?i)silu|swiglu|geglu").any()), "names of activations"),
         ("vocabulary", vocabulary * (tensor if is_divided else 1), "largest table of embeddings"),
         ("sequence", queries * context, f"{attention_source}, times cp"),
@@ -94,18 +79,60 @@ def describe_recorded_job(job: Job) -> RecordedJob:
         ("kernels", "torch" if is_torch else "fused", "operator of attention"),
     ]
     values = [JobValue(key, value, "inferred", source) for key, value, source in inferred]
-    values += [_infer_precision(calls), _infer_optimizer(events)]
+    values += [_infer_precision(calls), _infer_optimizer(rank_names)]
     values.append(JobValue("tied", False, "assumed", "shapes do not show whether tables are the same"))
     document = {value.key: value.value for value in values}
-    recorded = {
-        "micro-batch": (int(batch), attention_source),
-        "micro-batches": (micro_batches, "lookups of embeddings per step"),
-        **{axis: (size, groups) for axis, size in (("tp", tensor), ("cp", context), ("dp", replicas))},
-        "pp": (stages, "messages between ranks"),
-        "device": (_name_device(trace), "recorded; --cluster states the device of the answer"),
-    }
-    values += [JobValue(key, value, "recorded", source) for key, (value, source) in recorded.items()]
+    axes = {"tp": tensor, "cp": context, "dp": replicas, "pp": stages}
+    values += _list_recorded_layout(trace, int(batch), micro_batches, axes)
     return RecordedJob(document, tuple(values))
+
+
+def _find_inner_sizes(
+    pairs: Counter[tuple[int, int]], hidden: int, vocabulary: int, attention: tuple[int, int, int]
+) -> tuple[int, int]:
+    """Return the number of heads of keys, and the size of the feed-forward layer (0: not found), from weights.
+
+    Args:
+        pairs: sizes of weights, and how often they are multiplied.
+        hidden: columns of the table of embeddings.
+        vocabulary: its rows.
+        attention: heads, heads of keys, and width of a head as attention shows them.
+    """
+    heads, kv_heads, width = attention
+    inner = {
+        size: count for pair, count in pairs.items() for size in pair if hidden in pair and size != hidden
+    }
+    # Keys and values may be repeated before attention, so that it shows as many heads as of queries.
+    kv_heads = min([kv_heads, *(size // width for size in inner if size < heads * width)]) or kv_heads
+    projections = {heads * width, 2 * kv_heads * width, (heads + 2 * kv_heads) * width, vocabulary}
+    inner = {size: inner[size] for size in inner if size > heads * width and size not in projections}
+    # A product for both the gate and the input of an activation has twice the columns.
+    doubled = [size for size in inner if 2 * size in inner]
+    return kv_heads, min(doubled or [max(inner, key=lambda size: (inner[size], size), default=0)])
+
+
+def _list_names(trace: Trace) -> pl.Series:
+    """Return the names of events and nodes. Raises AnalysisError if none of them is of a backward pass."""
+    names = pl.concat([table["name"].cast(pl.String) for table in (trace.events, trace.nodes)]).unique()
+    if not names.str.contains("ackward").any():
+        raise AnalysisError("the recording has no backward pass, so it is not of training", remedy=_REMEDY)
+    return names
+
+
+def _list_recorded_layout(
+    trace: Trace, micro_batch: int, micro_batches: int, axes: dict[str, int]
+) -> list[JobValue]:
+    """Return the recorded layout and device, which those of the answer need not be."""
+    rows = [
+        ("micro-batch", micro_batch, "shapes of attention"),
+        ("micro-batches", micro_batches, "lookups of embeddings per step"),
+        *(
+            (axis, size, "messages between ranks" if axis == "pp" else "process groups")
+            for axis, size in axes.items()
+        ),
+        ("device", _name_device(trace), "the device of the answer is that of --cluster"),
+    ]
+    return [JobValue(key, value, "recorded", source) for key, value, source in rows]
 
 
 def _infer_precision(calls: pl.DataFrame) -> JobValue:

@@ -192,8 +192,8 @@ def read_job(job: str | os.PathLike[str], changes: Mapping[str, Any] | None = No
     if not path.suffix and not path.exists():
         raise UnknownName("job", str(job), list_jobs(), option="job")
     document = read_yaml(path, "job", f"expected a YAML file, or one of {', '.join(list_jobs())}")
-    parse_job_of_file: Any = partial(parse_job, changes=changes)
-    parsed: TrainingJob = _name_file(path, parse_job_of_file, document)
+    parse_changed: Any = partial(parse_job, changes=changes)
+    parsed: TrainingJob = _name_file(path, parse_changed, document)
     return parsed
 
 

@@ -180,10 +180,10 @@ def _model_times(
     parts = scenario.communications.participations
     begins = scenario.graph.time[parts["begin"].to_numpy()[times.parts]]
     modelled = pl.DataFrame(
-        {"instance": times.instances, "finish": times.finish(begins), "alone": times.alone_ns}
+        {"instance": times.instances, "finish": times.finish(begins), "solo": times.solo_ns}
     )
     both = measured.join(modelled, on="instance", maintain_order="left")
-    expected = pl.when("overlaps").then(pl.col("finish") - pl.col("begin")).otherwise("alone")
+    expected = pl.when("overlaps").then(pl.col("finish") - pl.col("begin")).otherwise("solo")
     return both["measured"].to_numpy(), both.select(expected).to_series().to_numpy()
 
 

@@ -149,7 +149,7 @@ class TransferTimes:
 
     Attributes:
         instances: numbers of the communications whose time the network determines, in the order of the results.
-        alone_ns: the time of each if no other transfer uses its links.
+        solo_ns: the time of each if no other transfer uses its links.
         unknown: communications of unknown size or algorithm, which keep their time.
         stays: part of the time of its transfer that each participation takes: less than 1 for the sender of a message,
             which continues when the rest is in buffers.
@@ -183,7 +183,7 @@ class TransferTimes:
                 _Fixed(network.latency_ns(shares), data, tuple(members), is_message, queue, direction)
             )
         self.instances = np.array(placed, np.int64)
-        self.alone_ns = np.array(
+        self.solo_ns = np.array(
             [fixed.latency_ns + max((time for time, _ in fixed.data), default=0.0) for fixed in self._fixed]
         )
         self.unknown = table.height - len(placed)
