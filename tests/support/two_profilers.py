@@ -53,7 +53,9 @@ def write_kineto(path: Path, launches: list[Launch], *, calls: bool, kernels: bo
         inside = [launch for launch in launches if launch.step == step]
         start, end = inside[0].start - 2_000, inside[-1].end + 2_000
         events.append(
-            complete_event("user_annotation", f"ProfilerStep#{step}", start / 1e3, (end - start) / 1e3, PID, PID)
+            complete_event(
+                "user_annotation", f"ProfilerStep#{step}", start / 1e3, (end - start) / 1e3, PID, PID
+            )
         )
     for number, launch in enumerate(launches, 1):
         length = (launch.end - launch.start) / 1e3

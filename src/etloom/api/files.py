@@ -73,7 +73,7 @@ def export(run: Run, path: OutPath, format: str | None = None, **options: Any) -
 
 
 def _predict_metrics(run: Trace | Job, format: str) -> tuple[dict[str, dict[str, Any]], ...]:
-    """Return what an exporter needs of the simulator, which exports do not know: for ccl-bench the predicted metrics."""
+    """Return what an exporter needs of the simulator, which exports do not know: ccl-bench the predicted metrics."""
     from etloom.core.trace import Job
 
     if format != "ccl-bench":

@@ -46,7 +46,9 @@ def _predict_scale_up(job: Job) -> tuple[float, float]:
     hosts = {trace.meta.get("host") for trace in job.values()}
     if None in hosts or len(hosts) > 1:
         where = "are on several hosts" if len(hosts - {None}) > 1 else "do not state their host"
-        raise EtloomError(f"the ranks {where}: use etloom predict --network FILE.yaml with the links of both levels")
+        raise EtloomError(
+            f"the ranks {where}: use etloom predict --network FILE.yaml with the links of both levels"
+        )
     predictions = [predict(job, network=network) for network in _NETWORKS]
     times = []
     for prediction in predictions:

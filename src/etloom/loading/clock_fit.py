@@ -43,6 +43,7 @@ _CELL_NS = 2_000
 _MAX_CELLS = 1 << 22
 _MIN_CONTRAST = 0.1  # share of calls in operators above the share under any other offset
 _MIN_CALLS = 64
+_MAX_SPAN_NS = 1 << 52  # 52 days
 _THREADS = 4  # with the most calls
 _EPOCH_SPAN_NS = 1_000_000_000  # clocks of the epoch differ by less
 
@@ -75,7 +76,9 @@ class ClockFit:
 
     def describe(self) -> str:
         how = "pair by name and order" if self.how == "name" else "lie in an operator of their thread"
-        text = f"{self.share:.1%} of {self.events:,} events {how}; clock offset {self.line.offset / 1e9:.6f} s"
+        text = (
+            f"{self.share:.1%} of {self.events:,} events {how}; clock offset {self.line.offset / 1e9:.6f} s"
+        )
         median, tail = (value / 1e3 for value in self.residual_ns)
         if self.how == "time":
             return f"{text} +- {median:.1f} us"
@@ -89,65 +92,69 @@ def fit_by_name(reference: pl.DataFrame, other: pl.DataFrame, *, share_epoch: bo
         reference, other: Columns ``key`` (a name, with what tells calls from activities) and ``ts``.
         share_epoch: Both clocks count from the epoch.
     """
-    here, there = (
+    anchors, events = (
         frame.join(others.select("key").unique(), on="key", how="semi").sort("ts").with_row_index("row")
         for frame, others in ((reference, other), (other, reference))
     )
-    if min(here.height, there.height) < _MIN_PAIRS:
+    if min(anchors.height, events.height) < _MIN_PAIRS:
         return None
-    middle = int(here["ts"][here.height // 2])
+    middle = int(anchors["ts"][anchors.height // 2])
     fits = []
-    for offset in _vote(here, there, share_epoch):
-        gaps = _pair(here, there, Line(offset, middle + offset))["gap"]
-        close = (gaps - gaps.median()).abs() <= _CLOSE_NS
-        fits.append((int(close.sum()), offset))
+    for offset in _vote(anchors, events, share_epoch):
+        gaps = _pair(anchors, events, Line(offset, middle + offset))["gap"]
+        is_close = (gaps - gaps.median()).abs() <= _CLOSE_NS
+        fits.append((int(is_close.sum()), offset))
     count, offset = max(fits, default=(0, 0))
-    rivals = [n for n, other_offset in fits if abs(other_offset - offset) > _RIVAL_NS and n >= _NEARLY * count]
+    rivals = [
+        n for n, other_offset in fits if abs(other_offset - offset) > _RIVAL_NS and n >= _NEARLY * count
+    ]
     if count < _MIN_PAIRS or rivals:
         return None
-    return _judge(here, there, _fit_line(here, there, Line(offset, middle + offset)))
+    return _judge(anchors, events, _fit_line(anchors, events, Line(offset, middle + offset)))
 
 
 def _vote(reference: pl.DataFrame, other: pl.DataFrame, share_epoch: bool) -> list[int]:
     """Return the differences in time that pairs of events with one name vote for most."""
-    here, there = (frame.group_by("key").agg(pl.col("ts")).sort("key") for frame in (reference, other))
+    anchor_times, event_times = (
+        frame.group_by("key").agg(pl.col("ts")).sort("key") for frame in (reference, other)
+    )
     lowest = int(other["ts"][0]) - int(reference["ts"][-1])
-    highest = int(other["ts"][-1]) - int(reference["ts"][0])
-    cell = max(_VOTE_NS, (highest - lowest) // _MAX_CELLS)
-    votes = np.zeros((highest - lowest) // cell + 2, np.int64)
+    extent = int(other["ts"][-1]) - int(reference["ts"][0]) - lowest
+    cell = max(_VOTE_NS, extent // _MAX_CELLS)
+    votes = np.zeros(extent // cell + 2, np.int64)
     budget = _MAX_VOTES
-    order = there["ts"].list.len().arg_sort()  # rare names have the clearest vote
+    order = event_times["ts"].list.len().arg_sort()  # rare names have the clearest vote
     for row in order:
-        first, second = here["ts"][row].to_numpy(), there["ts"][row].to_numpy()
-        voters = min(len(first), _MAX_VOTERS, budget // len(second))
-        begin = (len(first) - voters) // 2  # voters that follow each other: the clocks drift apart
-        batch = max(1, _BATCH // len(second))
+        anchors, times = anchor_times["ts"][row].to_numpy(), event_times["ts"][row].to_numpy()
+        voters = min(len(anchors), _MAX_VOTERS, budget // len(times))
+        begin = (len(anchors) - voters) // 2  # voters that follow each other: the clocks drift apart
+        batch = max(1, _BATCH // len(times))
         for start in range(begin, begin + voters, batch):
-            chosen = first[start : min(start + batch, begin + voters)]
-            differences = (second[None, :] - chosen[:, None]).ravel()
+            chosen = anchors[start : min(start + batch, begin + voters)]
+            differences = (times[None, :] - chosen[:, None]).ravel()
             votes += np.bincount((differences - lowest) // cell, minlength=votes.size)
-        budget -= voters * len(second)
-    both = votes[:-1] + votes[1:]  # an offset may lie on an edge
+        budget -= voters * len(times)
+    sums = votes[:-1] + votes[1:]  # an offset may lie on an edge
     offsets = lowest + np.arange(1, votes.size) * cell
     if share_epoch:
-        both = np.where(np.abs(offsets) < _EPOCH_SPAN_NS, both, 0)
+        sums = np.where(np.abs(offsets) < _EPOCH_SPAN_NS, sums, 0)
     distinct: list[int] = []
-    top = np.argpartition(both, -min(4 * _CANDIDATES, both.size))[-4 * _CANDIDATES :]
-    for place in top[np.argsort(-both[top], kind="stable")]:
-        if both[place] and all(abs(offsets[place] - chosen) > 2 * cell for chosen in distinct):
+    highest = np.argpartition(sums, -min(4 * _CANDIDATES, sums.size))[-4 * _CANDIDATES :]
+    for place in highest[np.argsort(-sums[highest], kind="stable")]:
+        if sums[place] and all(abs(offsets[place] - chosen) > 2 * cell for chosen in distinct):
             distinct.append(int(offsets[place]))
     return distinct[:_CANDIDATES]
 
 
 def _pair(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> pl.DataFrame:
-    """Pair events of one name that are nearest to each other: columns row, row_other, there and gap (ns)."""
-    moved = other.select("key", row_other="row", there="ts", ts=line.convert(pl.col("ts")))
-    near: dict[str, Any] = {"on": "ts", "by": "key", "strategy": "nearest", "check_sortedness": False}
-    near["tolerance"] = TOLERANCE_NS
-    forth = reference.join_asof(moved.with_columns(at="ts"), **near)
-    back = moved.join_asof(reference, **near)
+    """Pair events of one name that are nearest to each other: columns row, row_other, other_ts and gap (ns)."""
+    moved = other.select("key", row_other="row", other_ts="ts", ts=line.convert(pl.col("ts")))
+    search: dict[str, Any] = {"on": "ts", "by": "key", "strategy": "nearest", "check_sortedness": False}
+    search["tolerance"] = TOLERANCE_NS
+    forth = reference.join_asof(moved.with_columns(at="ts"), **search)
+    back = moved.join_asof(reference, **search)
     mutual = forth.join(back.select("row", "row_other"), on=["row", "row_other"])
-    return mutual.select("row", "row_other", "there", gap=pl.col("at") - pl.col("ts"))
+    return mutual.select("row", "row_other", "other_ts", gap=pl.col("at") - pl.col("ts"))
 
 
 def _fit_line(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> Line:
@@ -155,16 +162,18 @@ def _fit_line(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> Line:
     span = int(other["ts"][-1] - other["ts"][0])
     window = _FIRST_WINDOW_NS
     while True:
-        pairs = _pair(reference, other, line).filter((pl.col("there") - line.origin).abs() <= window)
+        pairs = _pair(reference, other, line).filter((pl.col("other_ts") - line.origin).abs() <= window)
         if pairs.is_empty():
             return line
-        blocks = pairs.sort("there").with_columns(block=pl.int_range(pl.len()) * _BLOCKS // pl.len())
-        centers = blocks.group_by("block").agg(pl.col("there").median() - line.origin, pl.col("gap").median())
-        extent = blocks["there"][-1] - blocks["there"][0]
+        blocks = pairs.sort("other_ts").with_columns(block=pl.int_range(pl.len()) * _BLOCKS // pl.len())
+        centers = blocks.group_by("block").agg(
+            pl.col("other_ts").median() - line.origin, pl.col("gap").median()
+        )
+        extent = blocks["other_ts"][-1] - blocks["other_ts"][0]
         slope, start = 0.0, float(pairs["gap"].median() or 0)  # type: ignore[arg-type]
         # A line through few pairs, or through a short time, would only follow the noise.
         if pairs.height >= _BLOCKS * _MIN_PAIRS and extent >= _FIRST_WINDOW_NS // 2:
-            slope, start = np.polyfit(centers["there"].to_numpy(), centers["gap"].to_numpy(), 1)
+            slope, start = np.polyfit(centers["other_ts"].to_numpy(), centers["gap"].to_numpy(), 1)
         line = Line(line.offset + round(start), line.origin, line.drift + float(slope))
         if window > 2 * span:
             return line
@@ -199,28 +208,33 @@ def fit_by_time(operators: pl.DataFrame, calls: pl.DataFrame, *, share_epoch: bo
         calls: Columns tid and ts of the launch calls.
         share_epoch: Both clocks count from the epoch.
     """
-    shared = calls.join(operators, on="tid", how="semi").group_by("tid").len().sort("len", "tid").tail(_THREADS)
+    shared = (
+        calls.join(operators, on="tid", how="semi").group_by("tid").len().sort("len", "tid").tail(_THREADS)
+    )
     operators = operators.join(shared, on="tid", how="semi").sort("tid", "ts")
     calls = calls.join(shared, on="tid", how="semi").sort("tid", "ts")
     if calls.height < _MIN_CALLS or operators.is_empty():
         return None
-    start, first = int(operators["ts"].min()), int(calls["ts"].min())  # type: ignore[arg-type]
-    span = int(operators["end"].max()) - start + int(calls["ts"].max()) - first  # type: ignore[arg-type]
+    start, end = operators.select(pl.col("ts").min(), pl.col("end").max()).row(0)
+    first, last = calls.select(first=pl.col("ts").min(), last=pl.col("ts").max()).row(0)
+    span = end - start + last - first
+    if span > _MAX_SPAN_NS:
+        return None
     cell = max(_CELL_NS, span // _MAX_CELLS)
-    inside = _correlate(operators, calls, start, first, cell)
-    shifts = np.arange(inside.size)
-    shifts = np.where(shifts <= (int(operators["end"].max()) - start) // cell, shifts, shifts - inside.size)  # type: ignore[arg-type]
+    call_counts = _correlate(operators, calls, start, first, cell)
+    shifts = np.arange(call_counts.size)
+    shifts = np.where(shifts <= (end - start) // cell, shifts, shifts - call_counts.size)
     offsets = first - start - shifts * cell
     if share_epoch:
-        inside = np.where(np.abs(offsets) < _EPOCH_SPAN_NS, inside, 0)
-    best = int(np.argmax(inside))
+        call_counts = np.where(np.abs(offsets) < _EPOCH_SPAN_NS, call_counts, 0)
+    best = int(np.argmax(call_counts))
     far = np.abs(offsets - offsets[best]) > _OVERLAP_NS
-    rival = float(inside[far].max(initial=0.0))
-    near = offsets[best] + np.arange(-2 * cell, 2 * cell + 1, max(cell // 32, 1))
-    counts = np.array([_count_inside(operators, calls, int(offset), span) for offset in near])
-    plateau = near[counts == counts.max()]
+    rival = float(call_counts[far].max(initial=0.0))
+    trials = offsets[best] + np.arange(-2 * cell, 2 * cell + 1, max(cell // 32, 1))
+    counts = np.array([_count_inside(operators, calls, int(offset), span) for offset in trials])
+    plateau = trials[counts == counts.max()]
     offset = int(plateau[0]) + int(plateau[-1] - plateau[0]) // 2
-    common = calls["ts"].is_between(start + offset, int(operators["end"].max()) + offset).sum()  # type: ignore[arg-type]
+    common = int(calls["ts"].is_between(start + offset, end + offset).sum())
     if counts.max() < max(_MIN_CALLS, MIN_SHARE * common) or counts.max() - rival < _MIN_CONTRAST * common:
         return None
     uncertainty = float(plateau[-1] - plateau[0]) / 2
@@ -232,8 +246,8 @@ def _correlate(
     operators: pl.DataFrame, calls: pl.DataFrame, start: int, first: int, cell: int
 ) -> NDArray[np.float64]:
     """Return the number of calls in operators by the shift in cells of the calls, modulo the length of the result."""
-    here = (int(operators["end"].max()) - start) // cell + 2  # type: ignore[arg-type]
-    length = 1 << (here + (int(calls["ts"].max()) - first) // cell + 2).bit_length()  # type: ignore[arg-type]
+    width = (int(operators["end"].max()) - start) // cell + 2  # type: ignore[arg-type]
+    length = 1 << (width + (int(calls["ts"].max()) - first) // cell + 2).bit_length()  # type: ignore[arg-type]
     total = np.zeros(length // 2 + 1, np.complex128)
     for tid in calls["tid"].unique().sort():
         intervals = operators.filter(pl.col("tid") == tid)
@@ -250,7 +264,10 @@ def _count_inside(operators: pl.DataFrame, calls: pl.DataFrame, offset: int, spa
     """Return the number of calls in operators; the threads are laid out one after another, which one search serves."""
     begin = int(operators["ts"].min())  # type: ignore[arg-type]
     starts, ends, times = (
-        frame["tid"].rank("dense").cast(pl.Int64).to_numpy() * 4 * span + frame[name].to_numpy() - begin - shift
+        frame["tid"].rank("dense").cast(pl.Int64).to_numpy() * 4 * span
+        + frame[name].to_numpy()
+        - begin
+        - shift
         for frame, name, shift in ((operators, "ts", 0), (operators, "end", 0), (calls, "ts", offset))
     )
     place = np.searchsorted(starts, times, side="right") - 1

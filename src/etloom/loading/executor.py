@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from etloom import formats, linker
 from etloom.core.errors import EtloomError, ReadError
@@ -147,7 +146,9 @@ class _Execution:
             if isinstance(parts, Job):
                 return parts.map(self._link)
             captures, capture_stats = self._read_captures(plan.captures)
-            trace = self._link(*join_profilers(join_parts(parts)), captures=captures).with_stats(capture_stats)
+            trace = self._link(*join_profilers(join_parts(parts)), captures=captures).with_stats(
+                capture_stats
+            )
         is_complete = len(parts) == len(plan.files)
         saved = self.store.add(rank, trace, time.monotonic() - start, is_complete=is_complete)
         return self._leave_on_disk(saved, trace)

@@ -130,7 +130,7 @@ def _join(reference: Trace, other: Trace, fit: ClockFit) -> Trace:
     dropped = categories.mask_events(events, replaced) & covered
     host = keep_events(reference, ~dropped)
     part = keep_events(other, _select_events(reference, other, start, end))
-    left = other.events.height - part.events.height
+    excluded = other.events.height - part.events.height
     host, part = _separate_ids(host, part)
     joined = concat_traces([host, part])
     formats = [*reference.meta.get("formats", ()), *other.meta.get("formats", ())]
@@ -141,7 +141,7 @@ def _join(reference: Trace, other: Trace, fit: ClockFit) -> Trace:
     return joined.replace(meta=meta).with_stats(
         [
             Stat("job.profilers_joined", "info", fit.events, f"{recorders}: {fit.describe()}"),
-            Stat("job.outside_other_recording", "info", left, outside),
+            Stat("job.outside_other_recording", "info", excluded, outside),
         ]
     )
 
@@ -160,12 +160,12 @@ def _move(trace: Trace, fit: ClockFit) -> Trace:
         for name in ("events", "flows", "memory", "counters")
         if name in trace.tables and trace.table(name).height
     }
-    return trace.replace(**tables)
+    return trace.replace(None, **tables)
 
 
 def _get_extent(trace: Trace) -> tuple[int, int]:
     start, end = categories.recorded_extent()
-    first, last = trace.events.select(start=start, end=end).row(0)
+    first, last = trace.events.select(start=pl.coalesce(start, 0), end=pl.coalesce(end, 0)).row(0)
     return int(first), int(last)
 
 
@@ -180,8 +180,10 @@ def _select_events(reference: Trace, other: Trace, start: int, end: int) -> np.n
     launched = events.filter(to_series(calls) & inside)["correlation"].drop_nulls().unique()
     inside = inside | events["correlation"].is_in(launched.implode()).fill_null(False)
     named = categories.mask_events(events, _NAMED)
-    both = events["name"].cast(pl.String).is_in(reference.events["name"].cast(pl.String).unique().implode())
-    mask: np.ndarray = inside.to_numpy() & ~(named & both.fill_null(False).to_numpy())
+    repeated = (
+        events["name"].cast(pl.String).is_in(reference.events["name"].cast(pl.String).unique().implode())
+    )
+    mask: np.ndarray = inside.to_numpy() & ~(named & repeated.fill_null(False).to_numpy())
     return mask
 
 
@@ -211,4 +213,4 @@ def _separate_ids(host: Trace, part: Trace) -> tuple[Trace, Trace]:
     syncs = part.syncs.with_columns(pl.col("record_correlation") + highest)
     # Arrows of the reference lead to its own GPU activity.
     flows = host.flows.filter(pl.col("cat").cast(pl.String) == _FORWARD_ARROWS)
-    return host.replace(flows=flows), part.replace(syncs=syncs, **tables)
+    return host.replace(flows=flows), part.replace(None, syncs=syncs, **tables)

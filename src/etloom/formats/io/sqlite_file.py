@@ -151,9 +151,7 @@ class SqliteFile:
             for name, dtype in columns.items()
         )
 
-    def _read_integers(
-        self, table: str, columns: Mapping[str, Any]
-    ) -> tuple[list[pl.DataFrame], int | None]:
+    def _read_integers(self, table: str, columns: Mapping[str, Any]) -> tuple[list[pl.DataFrame], int | None]:
         """Read columns of integers as lines of CSV that SQLite writes, which takes half the time of Python's objects.
 
         Anything else than integers and null, and damage, ends the reading: the other rows are left to `query`, which
