@@ -155,7 +155,7 @@ class SqliteFile:
         """Read columns of integers as lines of CSV that SQLite writes, which takes half the time of Python's objects.
 
         Anything else than integers and null, and damage, ends the reading: the other rows are left to `query`, which
-        counts what it cannot read.
+        counts what it cannot read. A text of digits, which a column of integers cannot hold, counts as its number.
 
         Returns:
             The rows in parts; the rowid of the last one, None if none was read, `_COMPLETE` if all were.
