@@ -68,8 +68,19 @@ def export(run: Run, path: OutPath, format: str | None = None, **options: Any) -
     plugin = registry.get("exports", name)
     check_options("exports", name, options)
     with writing(target), registry.name_plugin_in_errors("exports", name):
-        plugin.write(opened, target, **options)
+        plugin.write(opened, target, *_predict_metrics(opened, name), **options)
     return _first_file(plugin, opened, target)
+
+
+def _predict_metrics(run: Trace | Job, format: str) -> tuple[dict[str, dict[str, Any]], ...]:
+    """Return what an exporter needs of the simulator, which exports do not know: ccl-bench the predicted metrics."""
+    from etloom.core.trace import Job
+
+    if format != "ccl-bench":
+        return ()
+    from etloom.api.network_metrics import predict_network_metrics
+
+    return (predict_network_metrics(run if isinstance(run, Job) else Job({run.rank or 0: run})),)
 
 
 @verb

@@ -174,10 +174,11 @@ def link(
         True
     """
     from etloom.loading import consistency
+    from etloom.loading.profiler_joining import join_profilers
 
     parts = [part if isinstance(part, Trace) else _read_trace(part, rank) for part in traces]
     trace = linker.link(
-        *parts,
+        *join_profilers(parts, strict=True),
         inter_thread_threshold_us=inter_thread_threshold_us,
         iterations=iterations,
         step_name=step_name,

@@ -68,6 +68,23 @@ DECLARED_STATS = (
         "leave one file per rank and kind in the folder, or open each folder separately",
     ),
     DeclaredStat(
+        "job.profilers_joined",
+        "info",
+        "events by which recordings of one process by two profilers were put on one clock, with the fit",
+    ),
+    DeclaredStat(
+        "job.profilers_not_joined",
+        "data_loss",
+        "recordings by a second profiler that do not fit the first one; not used",
+        "record both at the same time in one process, or leave one of the files in the folder",
+    ),
+    DeclaredStat(
+        "job.outside_other_recording",
+        "info",
+        "events of a joined recording outside of the time of the other one; not used",
+        "open the recording separately",
+    ),
+    DeclaredStat(
         "job.skipped_file",
         "info",
         "files in the folder that are not part of the run",

@@ -3,7 +3,7 @@
     run.ccl-bench/kineto_trace_0.json   rank 0, from `chrome`, if events were recorded
     run.ccl-bench/torch_et_0.json       rank 0, from `execution-trace`, if nodes were recorded
     run.ccl-bench/run.yaml              the workload card of the run, or one with what the traces say
-    run.ccl-bench/metrics.json          the rows of the analysis ccl-bench by metric
+    run.ccl-bench/metrics.json          the rows of the analysis ccl-bench by metric, and those of a prediction
 
 A card that was in the run's folder keeps its values, of keys that etloom does not know too. In a new card, what the
 traces do not say is empty: CCL-Bench asks for it.
@@ -14,6 +14,7 @@ Format: workload_card_template.yaml and the trace names of CCL-Bench (Cornell).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,15 @@ _AXES = {"dp": "dp_replicate", "fsdp": "dp_shard", "tp": "tp", "pp": "pp", "cp":
 """Axis of a process group -> kind of parallelism on the card."""
 
 
-def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
+def write(
+    trace: Trace | Job, path: str | PathLike[str], predicted: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
     """Write a Trace or a Job to a folder for CCL-Bench. An earlier export of the same ranks is replaced.
+
+    Args:
+        trace: The run.
+        path: The folder.
+        predicted: Rows of metrics that need a prediction, by metric; a row has a value or a reason.
 
     Raises:
         EtloomError: A rank has neither events nor nodes, or something else exists under that name.
@@ -56,7 +64,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         card = job.meta.get("card") or _build_card(name, job, files)
         folder.joinpath(f"{name}.yaml").write_text("\n".join(format_yaml(card)) + "\n", encoding="utf-8")
         folder.joinpath(_METRICS).write_text(
-            json.dumps(_list_metrics(job), indent=1) + "\n", encoding="utf-8"
+            json.dumps({**_list_metrics(job), **(predicted or {})}, indent=1) + "\n", encoding="utf-8"
         )
 
 

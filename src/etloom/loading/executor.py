@@ -19,6 +19,7 @@ from etloom.linker.merging import flag_missing_gpu_events
 from etloom.loading import consistency, file_reading
 from etloom.loading.part_joining import join_parts
 from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
+from etloom.loading.profiler_joining import join_profilers
 from etloom.loading.rank_stores import CachedRanks, RankStore, ResidentTables, leave_on_disk
 
 _NOT_LINKED = (
@@ -145,7 +146,9 @@ class _Execution:
             if isinstance(parts, Job):
                 return parts.map(self._link)
             captures, capture_stats = self._read_captures(plan.captures)
-            trace = self._link(*join_parts(parts), captures=captures).with_stats(capture_stats)
+            trace = self._link(*join_profilers(join_parts(parts)), captures=captures).with_stats(
+                capture_stats
+            )
         is_complete = len(parts) == len(plan.files)
         saved = self.store.add(rank, trace, time.monotonic() - start, is_complete=is_complete)
         return self._leave_on_disk(saved, trace)

@@ -1,4 +1,4 @@
-"""Join traces of one process that were recorded one after another, such as SGLang's prefill and decode traces."""
+"""Join the traces of one process that were recorded one after another, such as SGLang's prefill and decode traces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from etloom.formats.tables.building import sort_events
 _CONCATENATED_META = ("files", "metadata_events")
 
 
+def get_recorder(trace: Trace) -> str:
+    """Return the name of the profiler that recorded a trace; else its format."""
+    header = trace.meta.get("header")
+    product = header.get("product") if isinstance(header, dict) else None
+    return product[:60] if isinstance(product, str) and product else " ".join(trace.meta.get("formats", ()))
+
+
 def join_parts(traces: Sequence[Trace]) -> list[Trace]:
     """Join the Kineto traces of a rank into a single trace; return the rank's other traces and the joined trace.
 
     A trace that overlaps an earlier one in time, or does not share its clock, is not a part of the same recording: it
     is left out, and counted.
     """
-    profiles = [trace for trace in traces if list(trace.meta.get("formats", ())) == ["kineto"]]
+    profiles = [trace for trace in traces if get_recorder(trace) == "kineto"]
     if len(profiles) < 2:
         return list(traces)
     start, end = recorded_extent()
@@ -34,14 +41,14 @@ def join_parts(traces: Sequence[Trace]) -> list[Trace]:
         fits = all(_can_follow(trace, part, spans[id(trace)], spans[id(part)]) for part in parts)
         (parts if fits else others).append(trace)
     parts.sort(key=lambda trace: spans[id(trace)][0] or 0)
-    joined = parts[0] if len(parts) == 1 else _join(parts)
-    used = ", ".join(_name_files(part) for part in parts)
+    joined = parts[0] if len(parts) == 1 else concat_traces(parts)
+    used = ", ".join(name_files(part) for part in parts)
     stats = [Stat("job.joined_parts", "info", len(parts) if len(parts) > 1 else 0, used)] + [
         Stat(
             "job.duplicate_rank_files",
             "data_loss",
             1,
-            f"{_name_files(other)} is ignored, {used} was read: they overlap in time, or have no common clock",
+            f"{name_files(other)} is ignored, {used} was read: they overlap in time, or have no common clock",
         )
         for other in others
     ]
@@ -61,11 +68,11 @@ def _can_follow(
     return end <= other_start or other_end <= start
 
 
-def _name_files(trace: Trace) -> str:
+def name_files(trace: Trace) -> str:
     return ", ".join(str(file).rpartition("/")[2] for file in trace.meta.get("files", ()))
 
 
-def _join(parts: Sequence[Trace]) -> Trace:
+def concat_traces(parts: Sequence[Trace]) -> Trace:
     """Concatenate the tables of traces; ids and references are renumbered, and events sorted again."""
     offsets: dict[str, int] = dict.fromkeys(TABLES, 0)
     frames: dict[str, list[pl.DataFrame]] = {}

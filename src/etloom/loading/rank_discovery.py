@@ -14,6 +14,7 @@ from etloom.core import registry
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
 from etloom.formats import UNKNOWN_FORMAT, detect_format, kineto
+from etloom.formats.kineto import unitrace
 from etloom.formats.tables.meta_checks import is_rank
 from etloom.loading.file_names import (
     CAPTURE_FOLDER,
@@ -335,7 +336,7 @@ class _Discovery:
         Raises:
             ReadError: the ranks are ambiguous.
         """
-        formats = [self.formats[path] for path in unranked]
+        formats = [self._name_recorder(path) for path in unranked]
         unranked = sorted(unranked, key=lambda path: natural_key(mask_recording(self._relative(path))))
         if not self.ranks and set(formats) == {"xplane"}:  # one per host; each device is a rank
             self.ranks.update((host, [path]) for host, path in enumerate(unranked))
@@ -435,7 +436,7 @@ class _Discovery:
                         f"{path.name} is not part of the run: open it separately",
                     )
                 )
-            elif side in by_side and are_parts(path, by_side[side]):
+            elif side in by_side and (are_parts(path, by_side[side]) or self._differ(path, by_side[side])):
                 parts.append(path)
             elif side in by_side:
                 example = f"{path.name} is ignored, {by_side[side].name} was read"
@@ -443,6 +444,19 @@ class _Discovery:
             else:
                 by_side[side] = path
         return [*by_side.values(), *parts, *metrics]
+
+    def _name_recorder(self, path: Path) -> str:
+        """Return what tells the recordings of one process by different profilers apart."""
+        return (
+            unitrace.RECORDER
+            if self.formats[path] == "kineto" and kineto.is_of_unitrace(path)
+            else self.formats[path]
+        )
+
+    def _differ(self, path: Path, other: Path) -> bool:
+        """Return whether different profilers recorded two files of the device, which loading joins by their times."""
+        is_device = all(_FORMAT_SIDES.get(self.formats[file]) == "device" for file in (path, other))
+        return is_device and self._name_recorder(path) != self._name_recorder(other)
 
     def note_unreadable_files(self) -> None:
         """Add a row to stats for each file that cannot be read."""

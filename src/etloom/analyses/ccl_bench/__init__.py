@@ -48,7 +48,7 @@ COLUMNS = {
 }
 _METRICS: tuple[Metric, ...] = (*trace_metrics.METRICS, *collective_metrics.METRICS, *card_metrics.METRICS)
 _OUTSIDE = (
-    ("scale_up_bw_utility", "%", "compares two simulated networks: use etloom simulate --set 'comm x0.5'"),
+    ("scale_up_bw_utility", "%", "needs a prediction: etloom export --to ccl-bench"),
     ("gpu_step_score", "ratio", "compares this run with a baseline: use etloom diff"),
     ("traffic_window", "s", "depends on the event names of one framework"),
     ("break_down_steps", "s", "a table: use etloom analyze temporal-breakdown"),

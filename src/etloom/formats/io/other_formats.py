@@ -83,6 +83,19 @@ OTHER_FORMATS = (
         OtherFormat("a summary of Ascend's msprof-analyze", _ASCEND, tables=_names(table))
         for table in ("StepTraceTime", "ClusterStepTraceTime", "ClusterCommunicationTime")
     ),
+    *(
+        OtherFormat("a summary of Intel's unitrace, without times", _UNITRACE, inside=title)
+        for title in (
+            b"=== Device Timing Summary ===",
+            b"=== API Timing Summary ===",
+            b"=== Kernel Properties ===",
+        )
+    ),
+    OtherFormat(
+        "a table of hardware counters of Intel's unitrace",
+        _UNITRACE,
+        columns=frozenset({"kernel", "subdeviceid", "gputime[ns]"}),
+    ),
     OtherFormat("a project of Intel VTune", _UNITRACE, suffixes=(".vtune",)),
     OtherFormat(
         "a table of counters of rocprof-compute", _ROCPROFV3, columns=_names("dispatch_id gpu_id kernel_name")

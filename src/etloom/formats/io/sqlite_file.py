@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 I64, TEXT = pl.Int64, pl.String
 MAGIC = b"SQLite format 3\0"
 _ROWS = 100_000
+_ROW_IDS = {"rowid", "_rowid_", "oid"}
+"""Names of SQLite's number of a row, which a column of that name would hide."""
+_COMPLETE = (1 << 63) - 1
 _CHECK_BYTES = 1 << 20
 """Bytes of text after which the limits are checked again."""
 _ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote invalid UTF-8
@@ -128,6 +131,9 @@ class SqliteFile:
             where: A condition in SQL that the rows fulfil, by default none.
         """
         present = {name: dtype for name, dtype in columns.items() if name in self.tables.get(table, ())}
+        parts, last = ([], None) if where else self._read_integers(table, present)
+        if last is not None:
+            where = f"rowid > {last}"
         present = present if where else self._select_non_empty(table, present)
         if not present:
             return pl.DataFrame(schema=dict(columns))
@@ -137,12 +143,49 @@ class SqliteFile:
             for name, dtype in present.items()
         )
         sql = f"SELECT {selected} FROM {_quote(table)}" + (f" WHERE {where}" if where else "")  # noqa: S608
-        parts = list(self.query(table, sql, present))
+        if last != _COMPLETE:
+            parts += self.query(table, sql, present)
         frame = pl.concat(parts) if parts else pl.DataFrame(schema=present)
         return frame.select(
             pl.col(name) if name in present else pl.lit(None, dtype=dtype).alias(name)
             for name, dtype in columns.items()
         )
+
+    def _read_integers(self, table: str, columns: Mapping[str, Any]) -> tuple[list[pl.DataFrame], int | None]:
+        """Read columns of integers as lines of CSV that SQLite writes, which takes half the time of Python's objects.
+
+        Anything else than integers and null, and damage, ends the reading: the other rows are left to `query`, which
+        counts what it cannot read. A text of digits, which a column of integers cannot hold, counts as its number.
+
+        Returns:
+            The rows in parts; the rowid of the last one, None if none was read, `_COMPLETE` if all were.
+        """
+        is_usable = len(columns) > 1 and set(columns.values()) == {I64}
+        if not is_usable or {name.lower() for name in self.tables[table]} & _ROW_IDS:
+            return [], None
+        names = ", ".join(_quote(name) for name in columns)
+        layout = ",".join(["%.24s"] * len(columns))  # texts, which do not belong there, are cut
+        sql = (
+            f"SELECT max(row), count(*), CAST(group_concat(line, char(10)) AS BLOB) FROM (SELECT rowid AS row, "  # noqa: S608
+            f"printf('{layout}', {names}) AS line FROM {_quote(table)} WHERE rowid > ? ORDER BY rowid LIMIT {_ROWS})"
+        )
+        parts: list[pl.DataFrame] = []
+        last, rows_read, limit = None, 0, max_rows()
+        while True:
+            try:
+                bound = -_COMPLETE if last is None else last
+                row, count, lines = self._connection.execute(sql, (bound,)).fetchone()
+                if not count:
+                    return parts, _COMPLETE
+                part = pl.read_csv(lines, has_header=False, schema=dict(columns), quote_char=None)
+            except (*_ERRORS, pl.exceptions.PolarsError):
+                return parts, last
+            if part.height != count:
+                return parts, last
+            rows_read += count
+            check_rows(rows_read, self.path, limit)
+            parts.append(part)
+            last = row
 
     def _select_non_empty(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
         """Return the requested columns that have a non-null value; counting is faster than reading empty columns."""

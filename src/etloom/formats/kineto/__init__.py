@@ -40,7 +40,7 @@ _DISTRIBUTED_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MAX_DISTRIBUTED_BYTES = 1 << 24
 """Bytes of distributedInfo that are searched for a rank that follows the process groups."""
 _MERGED_RANKS = "mergedRanks"
-_MERGED_BYTES = 1 << 12
+_HEAD_BYTES = 1 << 16
 _JSON = json.JSONDecoder()
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
 
@@ -144,9 +144,18 @@ def _name_xla_profile(trace: Trace, path: Path) -> Stat:
 
 def is_merged(path: Path) -> bool:
     """Return whether a file is an export of several ranks for a viewer, which its begin states. Raises ReadError."""
-    with open_decompressed(path, _MERGED_BYTES) as stream:
+    return _begins_with(path, re.compile(re.escape(_MERGED_RANKS.encode())))
+
+
+def is_of_unitrace(path: Path) -> bool:
+    """Return whether the begin of a file names a process as unitrace does. Raises ReadError."""
+    return _begins_with(path, unitrace.PROCESS)
+
+
+def _begins_with(path: Path, pattern: re.Pattern[bytes]) -> bool:
+    with open_decompressed(path, _HEAD_BYTES) as stream:
         try:
-            return _MERGED_RANKS.encode() in stream.read(_MERGED_BYTES)
+            return pattern.search(stream.read(_HEAD_BYTES)) is not None
         except DECOMPRESSION_ERRORS:
             return False
         except OSError as error:

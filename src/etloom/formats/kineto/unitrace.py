@@ -20,6 +20,10 @@ _PROCESS = r"^(?:RANK \d{1,9} )?(?:HOST|DEVICE)(?:-OS-KMD)?<"
 _RANK = r"^RANK (\d{1,9}) "
 RANK = re.compile(rb'"RANK (\d{1,9}) (?:HOST|DEVICE)<')
 """The rank in the names of processes."""
+PROCESS = re.compile(rb'"(?:RANK \d{1,9} )?(?:HOST|DEVICE)(?:-OS-KMD)?<')
+"""The name of a process."""
+RECORDER = "unitrace"
+"""The product in the header of the trace."""
 _DEVICE = r"^(?:RANK \d{1,9} )?DEVICE<"
 _DRIVER = r"^(?:ze[sx]?|cl)[A-Z]\w+"
 _RUNTIME = r"^(?:ur|sycl|pi)[A-Z_:]\w*"
@@ -77,7 +81,8 @@ def categorize(trace: Trace) -> Trace:
     )
     flows = trace.flows.with_columns(ph=end.cast(pl.Categorical))
     kernels = _measure(events.filter(pl.col("cat").cast(pl.String).is_in(_WORK)))
-    return trace.replace(rank or None, events=events, flows=flows, kernels=kernels)
+    meta = {**rank, "header": {**trace.meta.get("header", {}), "product": RECORDER}}
+    return trace.replace(meta, events=events, flows=flows, kernels=kernels)
 
 
 def _measure(work: pl.DataFrame) -> pl.DataFrame:

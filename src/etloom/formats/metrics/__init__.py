@@ -27,6 +27,7 @@ from etloom.core.trace import Trace
 from etloom.formats import pipeline_operations
 from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
+from etloom.formats.io.other_formats import identify
 from etloom.formats.io.parquet_input import PARQUET_ERRORS, check_parquet, read_foreign
 from etloom.formats.tables.building import build_trace
 
@@ -46,7 +47,7 @@ def sniff(head: bytes) -> bool:
     """
     if head.startswith(PARQUET):
         return not pipeline_operations.sniff(head)
-    if b"\0" in head:
+    if b"\0" in head or identify(head) is not None:
         return False
     text = head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     if text.startswith("{"):

@@ -1,0 +1,85 @@
+"""Recordings of one process by two profilers: kernels of one, operators of the other, on one clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.core.errors import LinkError
+from etloom.core.trace import Trace
+from support.rocm_recordings import START, write_rocpd
+from support.two_profilers import make_launches, record_with_rocprof, write_kineto, write_unitrace
+
+LAUNCHES = make_launches()
+ZERO = 1_700_000_000_000_000_000
+RECORDED = {"calls and kernels": (True, True), "calls": (True, False), "operators only": (False, False)}
+
+
+def list_operators(trace: Trace) -> list[str | None]:
+    """Name of the operator of each kernel, in order of time."""
+    names = trace.events.select("id", name=pl.col("name").cast(pl.String), ts="ts")
+    rows = trace.launches.join(names, left_on="operator", right_on="id", how="left")
+    return rows.join(names.select(device_event="id", at="ts"), on="device_event").sort("at")["name"].to_list()
+
+
+def write_other(folder: Path, tool: str) -> tuple[Path, int]:
+    """Write the recording of the other profiler; return its path and the offset of its clock from Kineto's in ns."""
+    if tool == "rocprofv3":
+        return write_rocpd(folder / "results.db", record_with_rocprof(LAUNCHES)), START - ZERO
+    return write_unitrace(folder / "app.4100.json", LAUNCHES, 7_000_000), 7_000_000_000 - ZERO
+
+
+@pytest.mark.parametrize("part", [slice(0, None), slice(120, 240)], ids=["whole", "some steps"])
+@pytest.mark.parametrize("recorded", RECORDED)
+@pytest.mark.parametrize("tool", ["rocprofv3", "unitrace"])
+def test_kernels_of_one_profiler_join_the_operators_of_another(
+    tmp_path: Path, tool: str, recorded: str, part: slice
+) -> None:
+    calls, kernels = RECORDED[recorded]
+    other, offset = write_other(tmp_path, tool)
+    profile = write_kineto(tmp_path / "kineto.json", LAUNCHES[part], calls=calls, kernels=kernels)
+    trace = etloom.link(other, profile)
+    assert list_operators(trace) == [launch.operator for launch in LAUNCHES[part]]
+    assert trace.launches["launch"].null_count() == 0
+    activities = trace.events.filter(pl.col("cat") == "kernel")
+    assert activities["dur"].to_list() == [launch.kernel_end - launch.kernel for launch in LAUNCHES[part]]
+    fit = trace.meta["profiler_join"]
+    assert fit["share"] == 1
+    assert abs(fit["offset_ns"] - offset) < 3_000
+    assert fit["residual_ns"] < 3_000
+    (example,) = trace.stats.filter(pl.col("name") == "job.profilers_joined")["example"]
+    assert example.startswith(f"{tool} with kineto: 100.0% of ")
+
+
+def test_a_folder_with_both_recordings_is_one_rank(tmp_path: Path) -> None:
+    write_kineto(tmp_path / "kineto.json", LAUNCHES, calls=False, kernels=False)
+    write_other(tmp_path, "unitrace")
+    job = etloom.open(tmp_path)
+    assert list(job) == [0]
+    assert list_operators(job[0]) == [launch.operator for launch in LAUNCHES]
+    assert etloom.analyze(job, "top-ops").height >= 7
+
+
+def test_clocks_that_drift_apart_are_fitted_with_a_line(tmp_path: Path) -> None:
+    launches = make_launches(steps=300, per_step=100)
+    profile = write_kineto(tmp_path / "kineto.json", launches[:25_000], calls=True, kernels=True)
+    other = write_rocpd(tmp_path / "results.db", record_with_rocprof(launches, drift=5e-6))
+    trace = etloom.link(profile, other)
+    assert list_operators(trace) == [launch.operator for launch in launches[:25_000]]
+    assert trace.meta["profiler_join"]["drift"] == pytest.approx(5e-6, rel=0.05)
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+@pytest.mark.parametrize("tool", ["rocprofv3", "unitrace"])
+def test_recordings_of_different_runs_are_not_joined(tmp_path: Path, tool: str, recorded: str) -> None:
+    calls, kernels = RECORDED[recorded]
+    other, _ = write_other(tmp_path, tool)
+    profile = write_kineto(tmp_path / "kineto.json", make_launches(seed=2), calls=calls, kernels=kernels)
+    with pytest.raises(LinkError, match=f"the recording of {tool} does not fit that of kineto"):
+        etloom.link(profile, other)
+    trace = etloom.open(tmp_path)[0]
+    assert "job.profilers_not_joined" in trace.stats["name"]
+    assert trace.events["name"].cast(pl.String).str.starts_with("aten::op").sum() == len(LAUNCHES)
