@@ -10,6 +10,7 @@ import json
 import re
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.analyses.findings import COLUMNS
 from etloom.core.trace import Job, Trace
-from etloom.reports import html_report, html_sections, what_if
+from etloom.reports import html_report, html_sections, timeline_waits, what_if
 from etloom.reports.colors import COLORS, list_color_codes
 from etloom.reports.formatting import choose_column_format, format_duration, format_number
 from etloom.reports.html_charts import render_bars
@@ -97,6 +98,17 @@ def test_a_column_keeps_each_integer(values: list[int | None], form: str, by_dif
         assert unpacked == [None if value is None else max(value, 0) for value in values]
     else:
         assert unpacked == [value or 0 for value in values]
+
+
+def test_ranks_of_a_broadcast_wait_for_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is the root and begins at 5; rank 2 arrives last, and nobody waits for it."""
+    arrivals = pl.DataFrame(
+        {"rank": [0, 1, 2], "event": [10, 11, 12], "instance": 0, "start": [5, 0, 20], "awaited": [None, 5, None],
+         "wait": [0, 5, 0], "order": [1, 0, 2], "size": 3}
+    )  # fmt: skip
+    monkeypatch.setattr(timeline_waits, "ARRIVAL_ORDER", SimpleNamespace(read=lambda job: arrivals))
+    waits = {rank: rows.rows() for rank, rows in timeline_waits.find_waits(Job({})).items()}
+    assert waits == {0: [(10, 0, 10, 5)], 1: [(11, 0, 10, 5)]}
 
 
 def test_gpu_tracks_are_on_top_and_python_frames_apart() -> None:

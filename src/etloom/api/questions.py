@@ -192,6 +192,8 @@ def plan(
 
     if gpus is not None and not (isinstance(gpus, int) and 1 <= gpus <= MAX_GPUS):
         raise InvalidValue(f"expected 1 to {MAX_GPUS:,} GPUs, got {gpus!r}", option="gpus")
+    if not isinstance(changes, Mapping | None):
+        raise InvalidValue(f"expected values by key, got {type(changes).__name__}", option="changes")
     described, values = describe_job(job, changes)
     return plan_job(described, read_cluster(cluster, gpus), parallel, values)
 

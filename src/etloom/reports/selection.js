@@ -74,7 +74,7 @@ async function showStatistics(timeline) {
   document.getElementById("statistics-sql").hidden = !timeline.ranks.every(({ rank, open }) => !open || FACTS.zeros?.[rank]);
   table.parentNode.hidden = by.startsWith("call");
   calls.hidden = !table.parentNode.hidden;
-  const counted = by === "launched" ? "GPU activities that unfolded ranks launched in it, with all of their time, also after it."
+  const counted = by === "launched" ? "GPU activities on the page that unfolded ranks launched in it, with all of their time, also after it."
     : "unfolded rows. Events that cross an edge count with their part inside.";
   note.textContent = `${formatTime(measured[0], 9)} to ${formatTime(measured[1], 9)} (${formatTime(span)}); ${counted}`;
   if (!calls.hidden) {

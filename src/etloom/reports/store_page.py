@@ -61,13 +61,14 @@ def render_runs(name: str, runs: pl.DataFrame) -> str:
 def _choose_columns(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the columns that the page shows, with the change of the mean step from the run before."""
     steps = pl.col("step_ns")
+    before = steps.forward_fill().shift()
     return runs.select(
         "run",
         "ranks",
         pl.when(pl.col("hosts") > 0).then("hosts"),
         "events",
         mean_step_ns=steps,
-        change_pct=100 * (steps / steps.forward_fill().shift() - 1),
+        change_pct=pl.when(before > 0).then(100 * (steps / before - 1)),
         added=pl.col("added").str.slice(0, 16).str.replace("T", " "),
         stored_by=pl.format("etloom {}", "etloom"),
         source="source",

@@ -414,8 +414,8 @@ function formatWait(rank, index) {
   const late = (rank.late?.[index] ?? 0) - 1;
   if (late < 0) return null;
   const time = formatTime(rank.wait[index]);
-  if (late === rank.rank) return rank.wait[index] ? `none: the last to arrive; others wait up to ${time}` : "none";
-  return `${time} for rank ${late}, the last to arrive`;
+  if (late === rank.rank) return rank.wait[index] ? `none; others wait for it, up to ${time}` : "none";
+  return `${time} for rank ${late}, which arrived later`;
 }
 
 function bounds(tracks) {

@@ -43,6 +43,8 @@ from etloom.simulator.yaml_input import (
 )
 
 MAX_GPUS = 1 << 17
+_MAX_VALUE = 100
+"""Characters of a value of --set."""
 OPTIMIZER_BYTES = {"adamw": 12, "adamw-8bit": 6, "muon": 8, "momentum": 8, "sgd": 4}
 """Optimizer -> bytes of its state per parameter, with the parameter in single precision."""
 PRECISIONS = ("bf16", "fp16", "fp8")
@@ -207,11 +209,14 @@ def _name_file(path: Path, parse: Any, document: Any) -> Any:
 
 def parse_changes(text: str) -> dict[str, Any]:
     """Parse values of a job by key, such as batch=512,optimizer=sgd. Raises InvalidValue."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not (key and equals and value):
-            raise InvalidValue(f"expected KEY=VALUE, such as batch=512, got {part!r}", option="set")
+            raise InvalidValue(f"expected KEY=VALUE, such as batch=512, got {part[:60]!r}", option="set")
+        if key in changes or len(value) > _MAX_VALUE:
+            problem = "is set twice" if key in changes else f"has more than {_MAX_VALUE} characters"
+            raise InvalidValue(f"{key[:60]!r} {problem}", option="set")
         flags = {"true": True, "false": False}
         changes[key] = int(value) if value.isdecimal() else flags.get(value, value)
     return changes

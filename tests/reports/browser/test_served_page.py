@@ -354,7 +354,7 @@ def test_a_collective_shows_the_rank_that_it_waits_for(serve: Open, data: Path, 
         }""",
         event["event"],
     )
-    page.get_by_text("1.292 ms for rank 1, the last to arrive").wait_for()
+    page.get_by_text("1.292 ms for rank 1, which arrived later").wait_for()
     page.get_by_role("button", name="show rank 1, which is late").click()
     page.wait_for_function("() => etloom.timeline.measured?.[1] - etloom.timeline.measured?.[0] === 1292000")
     assert page.evaluate(SELECTED) == [0, event["event"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import etloom
 from etloom.core.trace import Job
+from etloom.reports.packed_columns import encode_column
 from etloom.reports.timeline_waits import find_waits
 from support.browser_pages import RED, VIEW, Open, settle
 from support.real_runs import open_run
@@ -313,6 +315,20 @@ def test_gpu_tracks_stay_in_sight_while_the_others_scroll(show: Open, multirank:
 
 
 @pytest.mark.slow
+def test_the_page_unpacks_great_integers(show: Open, multirank: Job) -> None:
+    great = 2**53 - 1
+    values = [0, great, -great, 2**52, -(2**52) - 1, -1, 7]
+    column = encode_column("values", "signed", pl.Series(values))
+    script = resources.files("etloom.reports").joinpath("data.js").read_text(encoding="utf-8")
+    decode = "Array.from(decodeColumn(Uint8Array.from(bytes), form, n, false), String)"
+    unpacked = show(multirank).evaluate(
+        f"([bytes, form, n]) => {{ {script}; return {decode}; }}",
+        [list(column.data), column.form, column.size],
+    )
+    assert [int(text) for text in unpacked] == values
+
+
+@pytest.mark.slow
 def test_a_collective_says_for_which_rank_it_waits_and_shows_it(show: Open, multirank: Job) -> None:
     waits = find_waits(multirank)
     event = waits[0].sort("wait").row(-1, named=True)
@@ -323,10 +339,10 @@ def test_a_collective_says_for_which_rank_it_waits_and_shows_it(show: Open, mult
       timeline.select(rank, rank.id.indexOf(id));
     }"""
     page.evaluate(select, [1, event["late_event"]])
-    assert "none: the last to arrive; others wait up to 1.292 ms" in page.locator("#details").inner_text()
+    assert "none; others wait for it, up to 1.292 ms" in page.locator("#details").inner_text()
     assert page.get_by_role("button", name="which is late").count() == 0
     page.evaluate(select, [0, event["event"]])
-    assert "1.292 ms for rank 1, the last to arrive" in page.locator("#details").inner_text()
+    assert "1.292 ms for rank 1, which arrived later" in page.locator("#details").inner_text()
     page.get_by_role("button", name="show rank 1, which is late").click()
     settle(page)
     start, end = page.evaluate("() => etloom.timeline.measured")

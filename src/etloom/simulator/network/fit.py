@@ -115,7 +115,11 @@ def _find_buffer(scenario: Scenario, measured: pl.DataFrame) -> float:
 
 
 def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
-    """Fit the efficiency of shared links, so that modelled times of overlapping transfers match the measured median."""
+    """Fit the efficiency of shared links, so that modelled times of overlapping transfers match the measured median.
+
+    If rings of gloo in both directions were recorded, and overlapped in none of the measured transfers, it is
+    `OPPOSITE_RINGS`, for all transfers that share a link.
+    """
     if shared.height < _MIN_COUNT:
         return model
     low, high = 0.3, 1.0
