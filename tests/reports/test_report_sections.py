@@ -204,8 +204,8 @@ def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> No
         20,
         20,
     ]
-    assert "The first 20 of each rank." in html_report.render_page(job)
-    assert "The first 20 of each rank." not in html_report.render_page(
+    assert "The first 20 of each rank by exclusive time, and by device time." in html_report.render_page(job)
+    assert "The first 20 of each rank by exclusive time, and by device time." not in html_report.render_page(
         etloom.open(small_traces.write_run(tmp_path / "run"))
     )
 

@@ -2,15 +2,16 @@
 
 One row per operator, shapes, types, strides and precision. mean_ns: device time of a call (basis host: its duration);
 attainable_ns: the time that a call should need, which rests on what `rests_on` names: a "table" of times measured on
-this device (matrix products and attention, of the nearest shapes, if etloom[devices] is installed; with the error that
-nine of ten are within), a sibling: the operators of the same family and precision in the same rank that reach the most
-FLOPs and bytes per time, or "roofline" (the limits of the device). A call is slow if the table, else a sibling, is at
-least 20 % faster; the roofline is a bound that no kernel fully reaches, so only operators below half of it are listed.
-No attainable time is below 2 us. saved_ns: the time above it, of all calls, an upper bound of the saving; saved_pct:
-its share of the time of all operators of the rank. reason and advice: what the shapes show (docs/reference/findings.md,
-slow-operators). event: a call of median duration; `etloom repro RUN --event ID` writes a script that runs it. Of a
-device without known peaks the roofline is that of the slowest known device whose architecture its kernels name (sm90,
-sm100, gfx90a, gfx950); otherwise, and on a CPU, only siblings are compared.
+this device (matrix products and attention, of the nearest shapes, if etloom[devices] is installed; with the error
+that nine of ten are within), a sibling: the operators of the same family and precision in the same rank that reach
+the most FLOPs and bytes per time, "roofline" (the limits of the device), or "fixed cost" (no time below 2 us is
+attainable). A call is slow if the table, else a sibling, is at least 20 % faster; the roofline is a bound that no
+kernel fully reaches, so only operators below half of it are listed. saved_ns: the time above it, of all calls, an
+upper bound of the saving; saved_pct: its share of the time of all operators of the rank. reason and advice: what the
+shapes show (docs/reference/findings.md, slow-operators). event: a call of median duration; `etloom repro RUN --event
+ID` writes a script that runs it. Of a device without known peaks the roofline is that of the slowest known device
+whose architecture its kernels name (sm90, sm100, gfx90a, gfx950); otherwise, and on a CPU, only siblings are
+compared.
 
 --ncu adds columns from a report of Nsight Compute: the mean over the instances of the operator's kernels, by name.
 occupancy_pct: achieved occupancy; dram_pct: memory throughput relative to its peak; stall: the most frequent reason for
@@ -80,7 +81,7 @@ def analyze(
         float, "Only operators whose saving is at least this share of the time, percent."
     ] = 1.0,
     step: Step = None,
-    top: Annotated[int, "Number of rows, largest saving first."] = 20,
+    top: Annotated[int, "Number of rows of each rank, largest saving first."] = 20,
     device: Annotated[str | None, "The device (H100), if the trace does not name it."] = None,
     device_peaks: Annotated[str | None, "A file of device peaks, as shown in docs/flops.md."] = None,
     ncu: Annotated[
@@ -200,20 +201,28 @@ def _add_attainable(rows: pl.DataFrame) -> pl.DataFrame:
     uses_table = has_table & (pl.col("table_ns") < _SIBLING * pl.col("mean_ns"))
     uses_sibling = ~has_table & (pl.col("sibling_ns") < _SIBLING * pl.col("mean_ns"))
     uses_roofline = ~has_table & (pl.col("roofline_ns") < _ROOFLINE * pl.col("mean_ns"))
-    return peers.with_columns(
-        attainable_ns=pl.when(uses_table)
-        .then(pl.max_horizontal("table_ns", pl.lit(_FIXED_NS)))
-        .when(uses_sibling)
-        .then("sibling_ns")
-        .when(uses_roofline)
-        .then("roofline_ns"),
-        rests_on=pl.when(uses_table)
-        .then("table")
-        .when(uses_sibling & (pl.col("sibling_ns") > pl.col("roofline_ns").fill_null(0)))
-        .then("sibling")
-        .when(uses_sibling | uses_roofline)
-        .then(pl.lit("roofline")),
-    ).drop_nulls("attainable_ns")
+    return (
+        peers.with_columns(
+            attainable_ns=pl.when(uses_table)
+            .then(pl.max_horizontal("table_ns", pl.lit(_FIXED_NS)))
+            .when(uses_sibling)
+            .then("sibling_ns")
+            .when(uses_roofline)
+            .then("roofline_ns"),
+            rests_on=pl.when(uses_table)
+            .then("table")
+            .when(uses_sibling & (pl.col("sibling_ns") > pl.col("roofline_ns").fill_null(0)))
+            .then("sibling")
+            .when(uses_sibling | uses_roofline)
+            .then(pl.lit("roofline")),
+        )
+        .with_columns(
+            rests_on=pl.when(pl.col("attainable_ns") <= _FIXED_NS)
+            .then(pl.lit("fixed cost"))
+            .otherwise("rests_on")
+        )
+        .drop_nulls("attainable_ns")
+    )
 
 
 _METRICS = {

@@ -57,7 +57,10 @@ function connectSearch(timeline) {
     timeline.onmatch();
   });
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") timeline.next(event.shiftKey ? -1 : 1);
+    if (event.key === "Enter") {
+      timeline.next(event.shiftKey ? -1 : 1);
+      timeline.canvas.focus({ preventScroll: true }); // its keys, such as M, apply to the match
+    }
     if (event.key === "Escape") { input.value = ""; input.dispatchEvent(new Event("input")); timeline.canvas.focus(); }
   });
   window.addEventListener("keydown", (event) => {

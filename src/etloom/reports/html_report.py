@@ -81,7 +81,8 @@ _COST_COLUMNS = {"top-ops": "exclusive_ns", "kernel-breakdown": "total_ns"}
 _TABLES = {
     "top-ops": (
         "Operators",
-        "Exclusive: without the operators it calls, with its runtime calls. Device: the GPU activities it launches.",
+        "Exclusive: without the operators it calls, with its runtime calls. Device: the GPU activities launched by it "
+        "and by the operators it calls.",
     ),
     "kernel-breakdown": ("Kernels", "GPU activities by name; without a GPU, operators by self time."),
     "steps": (
@@ -381,8 +382,8 @@ def _render_table_section(summary: RunSummary, name: str, title: str, note: str)
     if name == "steps":
         times = [column for column in frame.columns if column.endswith(("start_ns", "end_ns"))]
         frame = frame.with_columns(pl.col(times) - pl.col("start_ns").min())
-    if name == "top-ops" and frame.group_by("rank").len()["len"].max() == MAX_OPERATORS:
-        note = f"{note} The first {MAX_OPERATORS} of each rank."
+    if name == "top-ops" and (frame.group_by("rank").len()["len"] >= MAX_OPERATORS).any():
+        note = f"{note} The first {MAX_OPERATORS} of each rank by exclusive time, and by device time."
     if name in _COST_COLUMNS and frame.height > MAX_COST_ROWS:
         # With many ranks, the first ones would fill the table.
         frame = frame.sort(_COST_COLUMNS[name], "rank", descending=(True, False), maintain_order=True)

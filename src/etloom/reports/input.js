@@ -12,10 +12,13 @@ function listen(timeline) {
     timeline.hovered = null;
     timeline.schedule();
   });
-  canvas.addEventListener("keydown", (event) => {
+  window.addEventListener("keydown", (event) => {
+    const isLetter = /^[a-z]$/i.test(event.key); // without a focused control, other keys scroll the page
+    if (event.target !== canvas && !(event.target === document.body && isLetter)) return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const actions = keys(timeline);
-    const action = actions[event.key] ?? actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    const key = event.key === "Enter" && event.shiftKey ? "N" : event.key;
+    const action = actions[key] ?? actions[isLetter ? key.toLowerCase() : key];
     if (!action) return;
     event.preventDefault();
     action();
@@ -110,7 +113,7 @@ function keys(timeline) {
     ArrowUp: scroll(-3), ArrowDown: scroll(3), PageUp: scroll(-15), PageDown: scroll(15),
     0: fit, Home: fit, f: () => timeline.fitSelection(), m: () => timeline.measureSelected(),
     z: () => selected && timeline.zoomTo(selected.rank, selected.index),
-    n: () => timeline.next(1), N: () => timeline.next(-1), p: () => timeline.next(-1),
+    n: () => timeline.next(1), Enter: () => timeline.next(1), N: () => timeline.next(-1), p: () => timeline.next(-1),
     ".": () => timeline.selectNeighbor(1), ",": () => timeline.selectNeighbor(-1),
     t: () => selected && timeline.fold(trackOf(selected.rank, selected.index)),
     r: () => selected && timeline.fold(selected.rank),

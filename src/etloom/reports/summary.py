@@ -52,7 +52,7 @@ ANALYSIS_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 SEVERAL_DEVICES = "link.several_devices"
 """The stat of ranks with several devices, which the linker writes."""
 MAX_OPERATORS = 20
-"""Operators listed per rank, by exclusive time."""
+"""Operators listed per rank: those with the largest exclusive times, and those with the largest device times."""
 MAX_GRAPH_EVENTS = 8_000_000
 """The critical path of a larger run is left to `etloom analyze critical-path`: its graph takes too much memory."""
 MIN_LINKED_PCT = 95.0
@@ -102,7 +102,10 @@ def _compute_summary(job: Job) -> RunSummary:
     operators = tables["top-ops"]
     tables["top-ops-sum"] = sum_over_ranks(operators, "exclusive_ns")
     tables["kernel-breakdown-sum"] = sum_over_ranks(tables["kernel-breakdown"], "total_ns")
-    tables["top-ops"] = operators.group_by("rank", maintain_order=True).head(MAX_OPERATORS)
+    order = [
+        pl.col(name).rank("ordinal", descending=True).over("rank") for name in ("exclusive_ns", "device_ns")
+    ]
+    tables["top-ops"] = operators.filter(pl.any_horizontal(place <= MAX_OPERATORS for place in order))
     for name in JOB_ANALYSES:
         tables[name], reason = _analyze_job(job, name)
         if reason:

@@ -25,7 +25,7 @@ from etloom.reports.packed_columns import Column, encode_column, frame_columns
 from etloom.reports.page import fill_template, read_asset
 from etloom.simulator import parse_change
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
-from etloom.simulator.reproduction import require_models
+from etloom.simulator.reproduction import describe_models, require_models
 from etloom.timeline.activity import has_device_events
 
 MAX_BYTES = 2_000_000
@@ -71,8 +71,12 @@ def render_simulation(job: Job, name: str, operators: Sequence[str]) -> tuple[st
         + "</optgroup>"
         for group in dict.fromkeys(kind for kind, _, _ in options)
     )
+    doubts = "".join(
+        f'<p class="note">{escape(line[:1].upper() + line[1:])}.</p>'
+        for line in describe_models(recording, needs_network=False)
+    )
     return (
-        fill_template(read_asset("what_if.html"), options=groups),
+        doubts + fill_template(read_asset("what_if.html"), options=groups),
         f'<script type="text/plain" id="what-if-data">{data}</script>',
     )
 

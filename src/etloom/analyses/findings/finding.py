@@ -230,12 +230,13 @@ def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
     return classes.zip_with(classes.is_not_null(), operators)
 
 
-def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
+def sum_findings(findings: Sequence[Finding], title: str, by: str = "operator") -> Finding:
     """Combine several findings of a rank into a single finding, with the place of the most expensive.
 
     Args:
         findings: At least one.
         title: The problem that they share.
+        by: Names the place of a finding that has one place only: operator or name.
     """
     if len(findings) == 1:
         return findings[0]
@@ -243,7 +244,7 @@ def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
     lost = union(finding.lost for finding in ordered)
     by_place: dict[str, Part] = {}
     for finding in ordered:
-        for part in finding.parts or (Part(finding.operator, finding.cost_ns, finding.count),):
+        for part in finding.parts or (Part(getattr(finding, by), finding.cost_ns, finding.count),):
             place = " ".join(filter(None, (finding.kind, part.place)))
             same = by_place.get(place, Part(place, 0, 0))
             by_place[place] = _sum_parts(place, (same, part))

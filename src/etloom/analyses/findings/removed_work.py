@@ -91,7 +91,7 @@ def sum_removed(
     ]
     if not parts:
         return
-    finding = sum_findings(parts, title)
+    finding = sum_findings(parts, title, by="name")
     other = view.activities.filter(~pl.col("launch").is_in(launched["event"].implode()).fill_null(False))
     exposed = finding.lost - Intervals.of(other["ts"], other["end"])
     yield replace(
