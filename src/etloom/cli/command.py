@@ -262,6 +262,9 @@ class FiniteFloat(click.FloatRange):
             self.fail(f"expected a finite number, got {number}", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 class UserPath(click.Path):
     """The click type of a local path or the URL of an object store.

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import torch
 
+from etloom.collectives import match_collectives
 from etloom.core import categories
 from etloom.core.errors import EtloomError
 from etloom.core.schema import TABLES
@@ -142,7 +143,7 @@ def describe_collective(job: Job, rank: int, row: dict[str, Any]) -> DescribedCa
     call = calls[0]
     if call.collective not in COLLECTIVES | MESSAGES:
         raise ValueError(f"{call.collective} is not a collective that can be run again")
-    ranks = len(call.group) if call.group else row["group_size"]
+    ranks = len(call.group or ()) or row["group_size"] or _find_group_size(job, rank, row["event"])
     recorded_ns, recorded_on = measure_recorded_time(trace, row["event"])
     if recorded_on == "host" and call.start is not None and call.end is not None:
         recorded_ns = call.end - call.start
@@ -169,6 +170,15 @@ def describe_collective(job: Job, rank: int, row: dict[str, Any]) -> DescribedCa
     processes = 2 if call.collective in MESSAGES else ranks or 2
     start = f"torchrun --nproc-per-node {processes} repro.py"
     return DescribedCall("collective_script.py", call.collective, code, facts, assumptions, start)
+
+
+def _find_group_size(job: Job, rank: int, event: int) -> int | None:
+    """Return the number of ranks of the collective that an event, or its operator, issued; None if it is unknown."""
+    events = job[rank].events
+    issuers = [event, *events.filter(pl.col("id") == event)["parent"].drop_nulls()]
+    parts = match_collectives(job).parts.filter(pl.col("rank") == rank, pl.col("issuer").is_in(issuers))
+    sizes = parts["group_size"].drop_nulls().unique()
+    return int(sizes[0]) if len(sizes) == 1 else None
 
 
 def _size_part(call: RecordedCall, ranks: int | None) -> tuple[int, bool, list[str]]:
