@@ -165,7 +165,8 @@ def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
     assert "too few steps" in found.verdict
     assert found.explanation == (
         "of +4.41 ms per step: compute +4.35 ms, exposed memory +202.3 µs, idle -140.9 µs; "
-        "GPU time that changed most: aten::mul +2.21 ms, aten::mm -1.99 ms, aten::copy_ +1.91 ms"
+        "GPU time that changed most: aten::mul +2.21 ms, aten::mm -1.99 ms, aten::copy_ +1.91 ms; "
+        "host time that changed most: aten::addmm +474.7 µs"
     )
     families = found.table("family")
     assert {row["family"]: row["in"] for row in families.iter_rows(named=True)}["gemm"] == "both"

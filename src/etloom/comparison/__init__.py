@@ -52,6 +52,10 @@ NEGLIGIBLE_TAIL = 0.01
 """GPU activity after the last annotation is not mentioned up to this share of the time of all steps."""
 
 
+_MIN_HOST_SHARE = 0.1
+"""Changes of the host's time that are a smaller share of the change of the step are not mentioned."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """The difference between two linked runs, ``before`` and ``after``: step times, verdict, explanation, tables."""
@@ -107,7 +111,9 @@ class Difference:
         None also if the categories are not comparable.
         """
         estimate = self.step_time
-        if estimate is not None and self.step_times[0] == self.step_times[1]:  # such as a change that the host hides
+        if (
+            estimate is not None and self.step_times[0] == self.step_times[1]
+        ):  # such as a change that the host hides
             texts = describe_largest_changes(self.table("category"), "category", "change_ns")
             return f"within steps of the same length: {', '.join(texts)}" if texts else None
         if (
@@ -134,7 +140,12 @@ class Difference:
                 "opposite direction, because of a few steps: see --by step; the categories are means"
             )
         line = f"of {format_signed_time(change)} per {'step' if self.stepped else 'run'}: {', '.join(parts_text)}"
-        return f"{line}; {subject} that changed most: {', '.join(operators_text)}" if operators_text else line
+        if operators_text:
+            line = f"{line}; {subject} that changed most: {', '.join(operators_text)}"
+        # The device waits for the host, and ranks for each other, so the cause may be on the host.
+        on_host = operators.filter(pl.lit(is_gpu), pl.col("change_ns").abs() >= _MIN_HOST_SHARE * abs(change))
+        host_text = describe_largest_changes(on_host, "operator", "change_ns")
+        return f"{line}; host time that changed most: {', '.join(host_text)}" if host_text else line
 
     @cached_property
     def changed_functions(self) -> list[ChangedFunction]:

@@ -116,7 +116,9 @@ def test_statistics_and_calls_are_those_of_all_events(both: tuple[Any, Any], mul
     for by, script in (("track", ROWS), ("calls", BOXES), ("callers", BOXES)):
         answers = []
         for page in both:
-            page.evaluate("() => document.getElementById('statistics-calls').replaceChildren()")  # of the kind before
+            page.evaluate(
+                "() => document.getElementById('statistics-calls').replaceChildren()"
+            )  # of the kind before
             page.locator("#statistics-by").select_option(by)
             wait = (
                 f"() => JSON.stringify(({ROWS})()[0]?.[1] || '').includes('rank')" if by == "track" else None
