@@ -19,6 +19,7 @@ from etloom.simulator.network.topology import PRESETS
 Outcome = tuple[int, str, str]
 
 GRAMMAR = {
+    "set": ("nonsense", "expected KEY=VALUE"),
     "webhook": ("nonsense", "expected a URL of http or https"),
     "at": ("nonsense", "expected peak, reserved-peak, end, oom"),
     "backend": ("nonsense", "expected one of "),

@@ -21,6 +21,8 @@ from etloom.linker.selection import keep_events
 from etloom.loading.clock_fit import TOLERANCE_NS, ClockFit, fit_by_name, fit_by_time
 from etloom.loading.part_joining import concat_traces, get_recorder, name_files
 
+_PROFILERS = frozenset({"ascend", "kineto", "nsys", "perfetto", "rocprof"})
+"""Formats that time calls and GPU activity; a memory snapshot, for example, has annotations only."""
 _SYNCHRONIZATIONS = frozenset({"cuda_sync"})
 _NAMED = categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES
 _BASE_NAME = r"^(?:void +)?([^(<\[]*[^(<\[ ])"
@@ -69,7 +71,8 @@ def join_profilers(traces: Sequence[Trace], *, strict: bool = False) -> list[Tra
 
 
 def _is_profile(trace: Trace) -> bool:
-    return trace.meta.get("formats") != ["observer"] and trace.events.height > 0 and not trace.nodes.height
+    is_profiler = not _PROFILERS.isdisjoint(trace.meta.get("formats", ()))
+    return is_profiler and trace.events.height > 0 and not trace.nodes.height
 
 
 def _count_operators(trace: Trace) -> int:
