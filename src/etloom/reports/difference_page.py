@@ -74,7 +74,8 @@ def render_page(differences: Difference | Sequence[Difference]) -> str:
         if is_pair
         else [f"{ascii_uppercase[i : i + 1] or i}: {name}" for i, name in enumerate(names)]
     )
-    timelines = pack_runs(jobs, all(difference.stepped for difference in differences))
+    changed = differences[0].table("rank")["rank"].drop_nulls().to_list()  # the most first
+    timelines = pack_runs(jobs, all(difference.stepped for difference in differences), changed)
     changes = "".join(
         ("" if is_pair else f"<h3>{escape(side)}</h3>") + render_explanation(difference)
         for side, difference in zip(sides[1:], differences, strict=True)

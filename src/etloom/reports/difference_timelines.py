@@ -46,9 +46,16 @@ class ComparedTimelines(NamedTuple):
     notes: list[str]
 
 
-def pack_runs(jobs: Sequence[Job], stepped: bool) -> ComparedTimelines | None:
-    """Pack the timelines of the ranks that all runs have; None if there are none. ``stepped``: times are per step."""
-    common = [rank for rank in jobs[0] if all(_has_events(job, rank) for job in jobs)]
+def pack_runs(jobs: Sequence[Job], stepped: bool, order: Sequence[int] = ()) -> ComparedTimelines | None:
+    """Pack the timelines of the ranks that all runs have; None if there are none.
+
+    Args:
+        jobs: linked runs.
+        stepped: times are per step.
+        order: ranks that come first.
+    """
+    listed = dict.fromkeys([*order, *jobs[0]])
+    common = [rank for rank in listed if all(_has_events(job, rank) for job in jobs)]
     ranks = common[:MAX_RANKS]
     if not ranks:
         return None
