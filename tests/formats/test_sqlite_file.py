@@ -50,3 +50,16 @@ def test_tables_without_usable_row_numbers_are_read_too(tmp_path: Path, definiti
     write_table(tmp_path / "file.db", [row + (1,) * more for row in rows], definition)
     with SqliteFile.open(tmp_path / "file.db") as source:
         assert source.read_table("t", COLUMNS).rows() == rows
+
+
+def test_row_numbers_out_of_order_lose_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading on from the last row misses rows, or finds earlier ones again."""
+    monkeypatch.setattr(sqlite_file, "_ROWS", 1)
+    path = tmp_path / "file.db"
+    write_table(path, [(10 + number, 20, 30) for number in range(6)])
+    cell = b"\x07%c\x04\x01\x01\x01\x0c"  # size, row number, and the head of the record of the third row
+    content = path.read_bytes()
+    assert content.count(cell % 3) == 1
+    path.write_bytes(content.replace(cell % 3, cell % 1))
+    with SqliteFile.open(path) as source:
+        assert sorted(source.read_table("t", COLUMNS)["a"]) == [10, 11, 12, 13, 14, 15]

@@ -176,7 +176,9 @@ class SqliteFile:
                 bound = -_COMPLETE if last is None else last
                 row, count, lines = self._connection.execute(sql, (bound,)).fetchone()
                 if not count:
-                    return parts, _COMPLETE
+                    return (parts, _COMPLETE) if rows_read == self.count_rows(table) else ([], None)
+                if row <= bound:
+                    return [], None  # in a damaged file rows are not in order, and a search misses some
                 part = pl.read_csv(lines, has_header=False, schema=dict(columns), quote_char=None)
             except (*_ERRORS, pl.exceptions.PolarsError):
                 return parts, last
