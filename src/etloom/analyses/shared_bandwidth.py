@@ -33,7 +33,7 @@ def analyze(trace: Trace) -> pl.DataFrame:
     moved = pl.coalesce(
         pl.when("uneven").then("moved"), pl.col("bytes") * pl.Series(factors, dtype=pl.Float64)
     )
-    sized = rows.with_columns(bus_bytes=moved).drop_nulls("bus_bytes")
+    sized = rows.with_columns(bus_bytes=moved).drop_nulls(["bus_bytes", "start", "end"])
     busy_ns = Intervals.of(sized["start"], sized["end"]).total
     bus_bytes = round(sized["bus_bytes"].sum())
     row = (len(rows), len(sized), bus_bytes, busy_ns, bus_bytes / busy_ns if busy_ns else None)
