@@ -29,8 +29,8 @@ HEAD = """# Measured accuracy of predictions
 
 `python benchmarks/predict/run.py --write` writes this page. The errors by class (`simulator/interval_classes.py`),
 from which intervals follow, were set on the published steps, on vTrain, and on the lab's measurements below. So shares
-inside intervals are no proof, except those of "held out": each class is set without a group of its measurements there
-(a job, a model, a publication), and compared with that group. The goals are those of the project.
+of these measurements inside their intervals prove nothing. The section "held out" is different: there, a class is set
+without a group of its measurements (a job, a model, a publication) and is then compared with that group.
 
 """
 SCRIPTS = (

@@ -9,7 +9,7 @@ import pytest
 
 import etloom
 from etloom.collector.session.source_lines import MAX_FRAMES, read_source_lines
-from etloom.comparison.changed_sources import MAX_QUOTED, find_changed_functions, find_source_lines
+from etloom.comparison.source_lines import MAX_QUOTED, find_changed_functions, find_source_lines
 from etloom.core.trace import Job, Trace
 from etloom.reports.difference_page import render_page
 from etloom.reports.source_code import render_changed_functions, render_source_lines

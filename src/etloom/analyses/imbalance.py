@@ -1,10 +1,10 @@
 """Load imbalance across ranks: each part of the time breakdown, compared over ranks of one kind.
 
 One row per part of temporal-breakdown: its minimum, median and maximum over the ranks, and the ranks with these values.
-Ranks with different roles (stages of a pipeline, experts) take different times. Ranks that run the
-same program are of one kind. If 17 or more ranks do, a quarter or more of them whose times outside of communication
-differ from the others' are a separate kind. Each kind of two or more ranks has rows of its own, numbered in order of
-the first rank. kind is null if all ranks are of one kind, or none has peers: then all ranks are compared.
+Ranks with different roles (stages of a pipeline, experts) take different times. Ranks that run the same program are of
+one kind. A kind of 17 or more ranks is divided if the times outside of communication of at least a quarter of them
+differ from the others. Each kind of two or more ranks has rows of its own, numbered in order of the first rank. kind is
+null if all ranks are of one kind, or none has peers: then all ranks are compared.
 imbalance_pct is 100 (max / mean - 1): the possible speedup if the part were evenly distributed and the slowest rank
 determined the time.
 

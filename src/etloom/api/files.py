@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from etloom import formats
@@ -68,15 +69,15 @@ def export(run: Run, path: OutPath, format: str | None = None, **options: Any) -
     plugin = registry.get("exports", name)
     check_options("exports", name, options)
     with writing(target), registry.name_plugin_in_errors("exports", name):
-        plugin.write(opened, target, *_predict_metrics(opened, name), **options)
+        plugin.write(opened, target, *_predict_metrics(opened, plugin), **options)
     return _first_file(plugin, opened, target)
 
 
-def _predict_metrics(run: Trace | Job, format: str) -> tuple[dict[str, dict[str, Any]], ...]:
-    """Return what an exporter needs of the simulator, which exports do not know: ccl-bench the predicted metrics."""
+def _predict_metrics(run: Trace | Job, plugin: ModuleType) -> tuple[dict[str, dict[str, Any]], ...]:
+    """Return the argument of an export that needs predictions: the predicted metrics; of others nothing."""
     from etloom.core.trace import Job
 
-    if format != "ccl-bench":
+    if not getattr(plugin, "NEEDS_PREDICTION", False):
         return ()
     from etloom.api.network_metrics import predict_network_metrics
 

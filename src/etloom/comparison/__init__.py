@@ -20,11 +20,6 @@ from etloom.analyses.helpers.step_times import measure_device_tail
 from etloom.comparison.call_trees import compare_trees
 from etloom.comparison.change_estimate import CONFIDENCE, MIN_STEPS, estimate_shift
 from etloom.comparison.change_estimate import Shift as Shift
-from etloom.comparison.changed_sources import (
-    ChangedFunction,
-    describe_changed_functions,
-    find_changed_functions,
-)
 from etloom.comparison.difference_tables import BY as BY
 from etloom.comparison.difference_tables import (
     MIN_COMMON_SHARE,
@@ -39,6 +34,11 @@ from etloom.comparison.difference_tables import (
     sum_run,
 )
 from etloom.comparison.measures import BASES, STEPS, VALUES, compare_measures, has_steps, step_values
+from etloom.comparison.source_lines import (
+    ChangedFunction,
+    describe_changed_functions,
+    find_changed_functions,
+)
 from etloom.core.errors import UnknownName
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job

@@ -31,6 +31,8 @@ from etloom.formats.parquet.writer import create_atomically
 from etloom.linker.merging import list_device_names
 
 SUFFIX = ".ccl-bench"
+NEEDS_PREDICTION = True
+"""`etloom.export` passes metrics that the simulator predicts, which an export must not import."""
 _METRICS = "metrics.json"
 _AXES = {"dp": "dp_replicate", "fsdp": "dp_shard", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
 """Axis of a process group -> kind of parallelism on the card."""

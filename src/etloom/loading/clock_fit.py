@@ -63,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ClockFit:
-    """How the clock of a recording was fitted, and how well."""
+    """The fitted clock of a recording, and the quality of the fit."""
 
     how: str
     """"name" or "time"."""

@@ -7,7 +7,7 @@ activity and the calls of the runtime and the driver come from the other recordi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import polars as pl
@@ -85,6 +85,11 @@ def _fit_clock(reference: Trace, other: Trace) -> ClockFit | None:
     return fit or fit_by_time(_list_leaves(reference), _list_launches(other), share_epoch=share_epoch)
 
 
+def _select(trace: Trace, members: Collection[str]) -> pl.DataFrame:
+    """Return the events of categories."""
+    return trace.events.filter(to_series(categories.mask_events(trace.events, members)))
+
+
 def _list_named(trace: Trace) -> pl.DataFrame:
     """Return time and key of the events that several profilers may record: calls, GPU activities and annotations."""
     sides = {
@@ -93,7 +98,7 @@ def _list_named(trace: Trace) -> pl.DataFrame:
         "range": _NAMED,
     }
     parts = [
-        trace.events.filter(to_series(categories.mask_events(trace.events, members))).select(
+        _select(trace, members).select(
             key=pl.lit(f"{side} ") + pl.col("name").cast(pl.String).str.extract(_BASE_NAME), ts="ts"
         )
         for side, members in sides.items()
@@ -103,9 +108,7 @@ def _list_named(trace: Trace) -> pl.DataFrame:
 
 def _list_leaves(trace: Trace) -> pl.DataFrame:
     """Return tid, ts and end of the operators that contain no other one."""
-    operators = trace.events.filter(
-        to_series(categories.mask_events(trace.events, categories.OPERATOR_CATEGORIES)), pl.col("dur") > 0
-    )
+    operators = _select(trace, categories.OPERATOR_CATEGORIES).filter(pl.col("dur") > 0)
     rows = operators.select("tid", "ts", end=pl.col("ts") + pl.col("dur")).sort("tid", "ts", "end")
     following = pl.col("ts").shift(-1).over("tid")
     return rows.filter((following >= pl.col("end")).fill_null(True))
@@ -113,12 +116,8 @@ def _list_leaves(trace: Trace) -> pl.DataFrame:
 
 def _list_launches(trace: Trace) -> pl.DataFrame:
     """Return tid and ts of the calls that launched GPU activity, as far as ids say which; else of all calls."""
-    calls = trace.events.filter(
-        to_series(categories.mask_events(trace.events, categories.RUNTIME_CATEGORIES))
-    )
-    activity = trace.events.filter(
-        to_series(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES))
-    )
+    calls = _select(trace, categories.RUNTIME_CATEGORIES)
+    activity = _select(trace, categories.DEVICE_CATEGORIES)
     launches = calls.join(activity.drop_nulls("correlation"), on="correlation", how="semi")
     return (launches if launches.height else calls).select("tid", "ts")
 
@@ -196,9 +195,7 @@ def _separate_ids(host: Trace, part: Trace) -> tuple[Trace, Trace]:
     The host events of the other recording are of the process of the reference, whatever a container calls it.
     """
     highest = int(host.events["correlation"].max() or 0)  # type: ignore[arg-type]
-    operators = host.events.filter(
-        to_series(categories.mask_events(host.events, categories.OPERATOR_CATEGORIES))
-    )
+    operators = _select(host, categories.OPERATOR_CATEGORIES)
     processes = operators["pid"].value_counts(sort=True)["pid"]
     on_host = to_series(categories.mask_events(part.events, categories.HOST_CATEGORIES))
     pids = part.events.filter(on_host)["pid"].unique()

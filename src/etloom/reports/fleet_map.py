@@ -1,4 +1,4 @@
-"""The heat map of ranks: how much longer each rank takes per step, without communication, than others.
+"""The heat map of ranks: how much longer each rank takes per step, without communication, than other ranks.
 
 A rank of a fleet is compared with the median of all ranks. The median of few ranks depends on each of them: of two it
 is the mean of both, from which both deviate alike. So a rank of few is compared with the median of the other ranks, of
@@ -43,16 +43,16 @@ _NORMAL = 1.4826  # standard deviations per median deviation, of a normal distri
 
 @dataclass(frozen=True)
 class FleetMap:
-    """The time of each rank outside communication, by step, relative to that of others.
+    """The time of each rank outside communication, by step, relative to the time of other ranks.
 
     Attributes:
         ranks: The ranks, ascending.
         steps: The steps, ascending; one that is null if no step is annotated.
         excess: Time of each rank (row) in each step (column), relative to `reference_ns`; NaN if unknown.
-        reference_ns: What each rank is compared with in each step, ns: in a fleet the median of all ranks (one row),
-            else the median of the other ranks (a row per rank).
+        reference_ns: The time that each rank is compared with in each step, ns: in a fleet the median of all ranks (one
+            row), else the median of the other ranks (a row per rank).
         outliers: Ranks that are slower in most steps, the slowest first.
-        typical: The rank that is closest to what it is compared with.
+        typical: The rank that is closest to its reference.
     """
 
     ranks: NDArray[np.int64]
@@ -74,7 +74,7 @@ class FleetMap:
 
 
 def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> FleetMap | None:
-    """Compare each rank's time outside communication with that of others; None for too few of them, or no times.
+    """Compare each rank's time outside communication with other ranks; None for too few ranks, or no times.
 
     Args:
         times: The answer to temporal-breakdown, ``rank`` first.

@@ -23,7 +23,7 @@ import polars as pl
 
 from etloom.analyses.helpers.rank_kinds import MIN_FLEET
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
-from etloom.comparison.changed_sources import find_source_lines
+from etloom.comparison.source_lines import find_source_lines
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically

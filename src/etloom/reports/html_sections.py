@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.comparison.changed_sources import SourceLines
+from etloom.comparison.source_lines import SourceLines
 from etloom.core.text import count_noun
 from etloom.reports.finding_text import format_cost, format_gain, format_parts
 from etloom.reports.html_tables import render_table

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
-from etloom.comparison.changed_sources import ChangedFunction, SourceLines
+from etloom.comparison.source_lines import ChangedFunction, SourceLines
 
 MAX_CHANGED = 50
 

@@ -409,7 +409,7 @@ function formatCompared(rank, index) {
   return `${ofOperator ? "its operator " : ""}${first} → ${second} per step${percent}`;
 }
 
-// For which rank a collective waits, and how long; null for what is no matched collective.
+// For which rank a collective waits, and how long; null for an event that is not a matched collective.
 function formatWait(rank, index) {
   const late = (rank.late?.[index] ?? 0) - 1;
   if (late < 0) return null;

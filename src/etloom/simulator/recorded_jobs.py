@@ -1,7 +1,7 @@
 """Infers the training job of a recording, real or of a fake world, from the shapes of its operators, for `plan`.
 
 A product of the tokens of a micro-batch with a weight (k, n) occurs forward as (k, n) and backward as (n, k), so that
-weights are recognized by the pair of their sizes. What the shapes do not show is assumed, and said so.
+weights are recognized by the pair of their sizes. Values that the shapes do not show are assumed, and marked as such.
 """
 
 from __future__ import annotations

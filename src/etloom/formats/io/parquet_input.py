@@ -19,7 +19,7 @@ from etloom.core.schema import Stat
 from etloom.formats.io.limits import check_bytes, check_ratio, check_rows, max_rows, max_table_bytes
 
 PARQUET_ERRORS = (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
-"""What polars raises for a damaged Parquet file, with panics, which are not a subclass of Exception."""
+"""Exceptions of polars for a damaged Parquet file; a panic is not a subclass of Exception."""
 _MAGIC = b"PAR1"
 _MAX_FOOTER_BYTES = 1 << 24
 _MAX_DEPTH = 16

@@ -133,7 +133,7 @@ def find_recorded_device(scenario: Scenario) -> Peaks:
 
 
 def changes_vendor(scenario: Scenario, device: str) -> bool:
-    """Return whether a device is of another vendor than that of the first recorded rank."""
+    """Return whether another vendor makes a device than the device of the first recorded rank."""
     return find_recorded_device(scenario).vendor != lookup_peaks(device).vendor
 
 

@@ -77,7 +77,7 @@ def find_changed_functions(before: Job, after: Job) -> list[ChangedFunction]:
             list(each.keys() - other.keys()) for each, other in ((bodies, new_bodies), (new_bodies, bodies))
         )
         if len(bodies) != len(new_bodies) or len(removed) != 1:
-            continue  # equal, or several functions of this name, of which it is unknown which became which
+            continue  # equal, or several functions of this name: it is unknown which one became which
         source = new_bodies[added[0]]
         changes = tuple(difflib.unified_diff(removed[0], added[0], lineterm="", n=1))[3:]
         functions.append(ChangedFunction(key[1], source.file, source.first, changes))
