@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,13 +188,18 @@ def test_no_process_outlives_an_interrupt(tmp_path: Path, monkeypatch: pytest.Mo
         return processes[-1]
 
     monkeypatch.setattr(engines.subprocess, "Popen", note)
+    stop = engines._Worker.stop
+
+    def stop_late(worker: engines._Worker) -> None:
+        time.sleep(0.2)  # a busy host: the other process could end many tasks meanwhile
+        stop(worker)
+
+    monkeypatch.setattr(engines._Worker, "stop", stop_late)
     files = [tmp_path / str(index) for index in range(20)]
     with pytest.raises(KeyboardInterrupt):
         engines.run_in_processes(worker_tasks.note_process, list(map(str, files)), 2, raise_interrupt)
     assert processes and all(process.returncode is not None for process in processes)
-    assert (
-        sum(file.exists() for file in files) < len(files) // 2
-    )  # two at a time, and one that ends meanwhile
+    assert sum(file.exists() for file in files) <= 4  # two at a time, and one of each that ends meanwhile
 
 
 @pytest.mark.parametrize("executable", ["", "/nonexistent", "/bin/false"])

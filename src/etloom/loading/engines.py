@@ -134,8 +134,9 @@ def run_in_processes(
                 if not worker.run(texts[index]):
                     worker.stop()
                     worker = workers.start() if worker.has_answered else None  # else none would work
-                if not workers.is_stopped:
-                    on_done(index)
+                if workers.is_stopped:  # stopping them takes longer than a short task
+                    return
+                on_done(index)
         except BaseException:
             workers.stop()  # other threads start no further task
             raise
