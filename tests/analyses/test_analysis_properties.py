@@ -66,6 +66,7 @@ def ticks(work: list[tuple[str, int, int]], kind: str) -> set[int]:
     return {t for which, ts, dur in work if which == kind for t in range(ts, ts + dur)}
 
 
+@pytest.mark.slow
 @given(DEVICE_WORK, st.integers(0, 30), st.integers(1, 20))
 def test_temporal_breakdown_is_that_of_ticks(
     work: list[tuple[str, int, int]], start: int, length: int

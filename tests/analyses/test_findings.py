@@ -217,6 +217,7 @@ def test_exposed_copies(tmp_path: Path) -> None:
     assert find_costs(pageable.trace(tmp_path), "copies") == [(10_000, 1, "aten::copy_")]
 
 
+@pytest.mark.slow
 def test_a_run_of_only_memcpy_is_reported(data: Path) -> None:
     job = open_run(data / "nsys/h100_2gpu_1s.sqlite.gz")
     first = etloom.analyze(job, "findings").row(0, named=True)
@@ -321,6 +322,7 @@ def test_recompilation_and_graph_breaks(tmp_path: Path) -> None:
     assert find_costs(trace(steady=True), "recompilation") == []
 
 
+@pytest.mark.slow
 def test_zero_fill(tmp_path: Path) -> None:
     fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >()"
     run = (
@@ -391,6 +393,7 @@ def test_first_calls_are_not_interrupted(tmp_path: Path) -> None:
     assert find_costs(run.trace(tmp_path), "oversubscription") == []
 
 
+@pytest.mark.slow
 def test_stragglers(data: Path) -> None:
     """The lateness is that behind the median rank, not behind the last but one as in the analysis stragglers."""
     rows = etloom.analyze(open_run(data / "dlrm"), "findings", pattern="stragglers")
@@ -399,6 +402,7 @@ def test_stragglers(data: Path) -> None:
     assert rows["cost_ns"].sum() > delays["delay_ns"][0] == 2_249_000
 
 
+@pytest.mark.slow
 def test_time_for_which_several_wait_is_lost_once(data: Path) -> None:
     """Ranks of a pipeline post many receives before they wait for the first."""
     job = open_run(data / "cpu/pp_4")
@@ -635,6 +639,7 @@ def test_the_place_of_a_finding(data: Path) -> None:
     assert re.search(r"modeling_qwen2\.py\(\d+\): ", row["frame"])
 
 
+@pytest.mark.slow
 def test_costs_are_within_the_run_and_ranked_by_gain(data: Path) -> None:
     for name in ("dlrm", "cpu/ddp_2", "tracelens/mi300_qwen.json.gz"):
         rows = etloom.analyze(open_run(data / name), "findings", min_pct=0)
@@ -723,6 +728,7 @@ def test_the_sum_of_findings_lists_each_place_once() -> None:
     assert parts[-1] == Part("8 more", 49 + 48 + 47 + 46 + 10, 12, more=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("analysis", ["findings", "critical-path", "slack", "graph-quality"])
 @pytest.mark.parametrize("run", ["nccl_ddp", "dlrm"])
 def test_two_threads_give_the_same_answer_as_one(

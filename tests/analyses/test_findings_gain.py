@@ -69,6 +69,7 @@ def test_the_gain_is_that_of_the_job_and_the_cost_that_of_the_rank(tmp_path: Pat
     assert by_pattern["exposed-communication"]["cost_ns"] <= 30 * 21_000
 
 
+@pytest.mark.slow
 def test_a_finding_without_which_the_job_is_not_faster_is_not_listed(data: Path) -> None:
     job = open_run(data / "dlrm")
     everything = etloom.analyze(job, "findings", min_pct=0)
@@ -330,6 +331,7 @@ def test_the_first_cause_of_dlrm_is_the_host(data: Path) -> None:
     assert first["job_gain_pct"] > 20
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_idle_has_a_finding(data: Path) -> None:
     """99 % of the time of the first is idle; the second waits 8 ms for a device graph to start."""
     for name in ("hta_misc/compare_base.json.gz", "tracelens/mi300_vllm_graph_execution.json.gz"):

@@ -176,6 +176,7 @@ def test_broadcasts_of_buffers_are_named(
         assert "broadcast_buffers=False" in table["advice"][0]
 
 
+@pytest.mark.slow
 def test_broadcasts_of_buffers_in_a_recording(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "nccl_ddp"), "findings")
     assert rows["pattern"].to_list()[:2] == ["launch-bound", "buffer-broadcasts"]
@@ -255,6 +256,7 @@ def write_ranks(folder: Path, times: list[int], *, communicates: bool = False) -
     return folder
 
 
+@pytest.mark.slow
 @given(
     times=st.lists(st.integers(10_000, 10_400), min_size=3, max_size=12),
     excess=st.sampled_from([0, 5, 20, 80]),
@@ -274,12 +276,14 @@ def test_the_slow_rank_of_a_job_without_communication_is_named(
         assert rows["cost_ns"].to_list() == [pytest.approx(3000 * (times[slow] - median), rel=0.01)]
 
 
+@pytest.mark.slow
 def test_ranks_that_communicate_are_left_to_stragglers(tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "run", [10_000, 10_000, 10_000, 20_000], communicates=True)
     rows = etloom.analyze(etloom.open(path), "findings", min_pct=0)
     assert "slow-ranks" not in rows["pattern"].to_list()
 
 
+@pytest.mark.slow
 def test_the_slow_rank_of_its_kind_is_named(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "cases/turn3/fleet_bimodal/run"), "findings")
     assert rows.filter(pattern="slow-ranks").select("rank", "cost_ns").rows() == [(20, 12_000_000)]

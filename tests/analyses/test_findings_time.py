@@ -11,6 +11,7 @@ import etloom
 from support.real_runs import open_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm", "cpu/ddp_2", "hta_multirank", "critical_path/alexnet.json.gz"])
 def test_each_finding_has_a_time(data: Path, name: str) -> None:
     job = open_run(data / name)

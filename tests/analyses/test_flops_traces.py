@@ -513,6 +513,7 @@ def test_the_family_of_a_kernel_follows_from_its_name(name: str, family: str) ->
     assert frame.select(infer_kernel_family(pl.col("kind"), pl.col("name"))).item() == family
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path) -> None:
     matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path, None)
     command = ["analyze", "roofline", str(tmp_path), "--format", "csv"]
@@ -536,6 +537,7 @@ def test_one_model_costs_the_same_on_two_vendors_devices(data: Path) -> None:
     assert tables[0].equals(tables[1])
 
 
+@pytest.mark.slow
 def test_no_operator_of_a_real_run_beats_the_roofline(data: Path) -> None:
     for file in (
         "tracelens/h100_qwen",

@@ -224,6 +224,7 @@ BY_STEP = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "step"), [("nccl_ddp", 5), ("hta_multirank", 552)])
 def test_a_requested_step_equals_the_trace_cut_to_it(data: Path, run: str, step: int) -> None:
     """These ask what happened in a step alone; a gap or a queue also depends on what was before it."""

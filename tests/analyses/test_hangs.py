@@ -276,6 +276,7 @@ def test_a_run_without_missing_calls_has_no_note() -> None:
     assert not list(remarks(wait_table()))
 
 
+@pytest.mark.slow
 def test_a_finding_states_the_axis_of_its_group(data: Path) -> None:
     job = etloom.open(data / "flight_recorder" / "gpu_error_2nd", use_cache=False)
     table = etloom.analyze(job, "hangs").filter(pl.col("group").str.contains(" TENSOR_MODEL_PARALLEL_GROUP"))

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("data")
 SEED, STRENGTH = 1, 10.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["slow process", "slow loader (CPU)", "loop over elements", "checkpoint (CPU)"]
 )

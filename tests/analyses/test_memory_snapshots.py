@@ -269,6 +269,7 @@ def test_a_history_that_does_not_match_the_segments_is_refused(tmp_path: Path) -
         etloom.simulate_memory(tmp_path / "a.pickle", "capacity=40GiB")
 
 
+@pytest.mark.slow
 def test_a_history_that_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     sound = fragment().snapshot()
 

@@ -290,6 +290,7 @@ def test_deep_json_ends_the_report(tmp_path: Path) -> None:
         etloom.hangs(save(tmp_path, '{"communicators_count": 1, "x": ' + "[" * 100_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_ten_thousand_ranks_take_less_than_two_seconds(form: str, tmp_path: Path) -> None:
     world = make_world(10_000)

@@ -111,6 +111,7 @@ def test_a_job_of_equal_operations_has_no_slowdown(tmp_path: Path) -> None:
     assert table["explained_pct"].drop_nulls().to_list() in ([], [100.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "slowest"), [(16, 1), (17, 2), (34, 3)])
 def test_the_slowest_workers_are_three_percent(tmp_path: Path, replicas: int, slowest: int) -> None:
     """Of two stages, all replicas of the second are slower than the first, and a few of them much slower."""

@@ -129,6 +129,7 @@ def test_no_more_ranks_are_matched_than_their_group_has(tmp_path: Path, group: A
     assert (pair["bus_gb_per_s"] == pair["algo_gb_per_s"]).all()
 
 
+@pytest.mark.slow
 def test_no_rank_waits_longer_than_its_call_lasts(tmp_path: Path) -> None:
     """A message that is gone 950 us before its receiver comes, and one that keeps its sender until then."""
     for stays, waited in ((50.0, 0), (1050.0, 1_000_000)):
@@ -180,6 +181,7 @@ def chain(folder: Path, **header: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_latest_rank_and_the_slow_link(tmp_path: Path) -> None:
     job = etloom.open(chain(tmp_path / "run", host_name="a"))
     rows = {row["rank"]: row for row in etloom.analyze(job, "stragglers").iter_rows(named=True)}
@@ -190,6 +192,7 @@ def test_the_latest_rank_and_the_slow_link(tmp_path: Path) -> None:
     assert rows[0]["worst_start_ns"] == 1_700_000_000_002_300_000
 
 
+@pytest.mark.slow
 def test_messages_of_one_direction_determine_no_clock_offset(tmp_path: Path) -> None:
     """On one host the clock is one; of two nothing bounds the sender's from above."""
     job = etloom.open(chain(tmp_path / "run"))
@@ -199,6 +202,7 @@ def test_messages_of_one_direction_determine_no_clock_offset(tmp_path: Path) -> 
     assert rows["wait_ns"].null_count() == rows.height == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm", "cpu/pp_4", "cpu/coll_4", "cpu/ddp_2"])
 def test_the_causes_of_a_delay_sum_to_it(data: Path, name: str) -> None:
     rows = etloom.analyze(open_run(data / name), "stragglers")
@@ -214,6 +218,7 @@ def test_sums_of_communications_are_those_of_their_rows(data: Path) -> None:
     assert sums["count"].sum() == rows.height
 
 
+@pytest.mark.slow
 def test_imbalance_compares_ranks_of_one_kind(tmp_path: Path) -> None:
     """Odd ranks compute 65 us, even ones 80 us, rank 20 120 us: it is compared with the other even ones."""
     for rank in range(32):

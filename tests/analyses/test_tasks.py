@@ -91,6 +91,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float
     return install
 
 
+@pytest.mark.slow
 def test_times_measured_on_the_device_come_first(measured: Callable[[float], None], tmp_path: Path) -> None:
     job = run_products(tmp_path, [(SQUARE, 500.0), (LARGE, 500.0)], H100)
     measured(250.0)

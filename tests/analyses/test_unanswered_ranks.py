@@ -62,6 +62,7 @@ def test_if_no_rank_can_answer_the_first_reason_is_raised(job: Job) -> None:
         etloom.analyze(job, "temporal-breakdown", step=99)
 
 
+@pytest.mark.slow
 def test_the_command_line_reports_omitted_ranks_with_reasons(job: Job, tmp_path: Path) -> None:
     etloom.export(job, tmp_path / "kept.parquet")
     done = CliRunner().invoke(app, ["analyze", "launches", str(tmp_path / "kept.parquet"), "--format", "csv"])
@@ -80,6 +81,7 @@ def job_with_an_empty_rank(tmp_path: Path) -> Job:
     return Job({0: whole[0], 1: empty, 2: whole[2]}, whole.meta)
 
 
+@pytest.mark.slow
 def test_findings_leave_out_an_empty_rank(job_with_an_empty_rank: Job, tmp_path: Path) -> None:
     job = job_with_an_empty_rank
     with pytest.warns(EtloomWarning, match="findings: no answer for rank 1: the trace contains no events"):
@@ -94,6 +96,7 @@ def test_findings_leave_out_an_empty_rank(job_with_an_empty_rank: Job, tmp_path:
         assert stored.equals(etloom.analyze(job, "findings"))
 
 
+@pytest.mark.slow
 def test_a_stored_refusal_names_the_rank(job_with_an_empty_rank: Job, tmp_path: Path) -> None:
     empty = Job({1: job_with_an_empty_rank[1]})
     with pytest.raises(AnalysisError, match=r"^rank 1: the trace contains no events") as refused:

@@ -198,6 +198,7 @@ def test_convert_writes_a_file_as_it_is(run: Path, tmp_path: Path) -> None:
     assert "linked" not in back.meta
 
 
+@pytest.mark.slow
 def test_report_writes_one_page(job: Job, tmp_path: Path) -> None:
     page = etloom.report(job, tmp_path / "report.html")
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")

@@ -10,6 +10,7 @@ import etloom
 from etloom.cli.demo import RECORDING
 
 
+@pytest.mark.slow
 def test_figures_agree_with_the_analyses() -> None:
     metrics = etloom.metrics(RECORDING)
     assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())

@@ -40,6 +40,7 @@ def downloads(server: S3Server) -> list[str]:
     return [key for method, key in server.requests if method == "GET" and key]
 
 
+@pytest.mark.slow
 def test_a_run_in_s3_reads_as_a_local_one(s3: S3Server, run: Path) -> None:
     put_folder(s3, run, "bucket/runs/run")
     remote, local = etloom.open("s3://bucket/runs/run"), etloom.open(run)
@@ -50,6 +51,7 @@ def test_a_run_in_s3_reads_as_a_local_one(s3: S3Server, run: Path) -> None:
     assert_frame_equal(remote.stats, local.stats)
 
 
+@pytest.mark.slow
 def test_only_changed_objects_are_copied_again(s3: S3Server, run: Path) -> None:
     put_folder(s3, run, "bucket/run")
     etloom.open("s3://bucket/run")
@@ -122,6 +124,7 @@ def test_a_connection_that_is_always_cut_is_one_line(
     assert not list(mirror.cache_folder().rglob("*.partial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["short", "flipped"])
 def test_changed_bytes_are_noticed_by_the_md5(s3: S3Server, run: Path, call: Call, fault: str) -> None:
     put_folder(s3, run, "bucket/run")
@@ -143,6 +146,7 @@ def test_etags_that_are_no_md5_are_ignored_on_request(s3: S3Server, monkeypatch:
     assert mirror.fetch("s3://bucket/x.json").read_bytes() == b"content"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["slow", "garbage"])
 def test_a_server_that_sends_slowly_or_garbage_is_one_line(s3: S3Server, run: Path, fault: str) -> None:
     put_folder(s3, run, "bucket/run")
@@ -267,6 +271,7 @@ def test_an_upload_is_retried(s3: S3Server, run: Path) -> None:
     assert s3.refused_uploads == 0 and s3.keys("bucket/out/") == ["bucket/out/run.json.gz"]
 
 
+@pytest.mark.slow
 def test_other_urls_go_through_fsspec(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))

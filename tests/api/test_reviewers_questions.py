@@ -55,6 +55,7 @@ def test_the_time_of_a_single_step_covers_its_gpu_activity(
     assert summary.tables["overview"]["step_mean_ns"].to_list() == [float(time) * 1000]
 
 
+@pytest.mark.slow
 def test_the_step_time_is_that_of_a_device_that_lags_behind(tmp_path: Path) -> None:
     short, long = step_behind(tmp_path / "a", 50), step_behind(tmp_path / "b", 400)
     line = {line.topic: line for line in summarize_run(long).lines}["Step time"]
@@ -126,6 +127,7 @@ def test_an_even_all_to_all_has_a_bus_bandwidth_without_splits() -> None:
     assert (even["uneven"], uneven["uneven"], gathered["uneven"]) == (False, True, False)
 
 
+@pytest.mark.slow
 def test_info_and_report_fail_if_nothing_could_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

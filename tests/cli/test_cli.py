@@ -233,6 +233,7 @@ def test_a_trace_to_read_is_not_overwritten(
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_the_trace_to_read_is_not_overwritten(
     tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_folder_that_is_the_trace_to_read_is_not_overwritten(
         assert f"{problem} the trace to read, and would be overwritten" in messages
 
 
+@pytest.mark.slow
 def test_linked_traces_in_a_folder_do_not_overwrite_what_was_read(
     tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -261,6 +263,7 @@ def test_linked_traces_in_a_folder_do_not_overwrite_what_was_read(
     assert {path: path.read_bytes() for path in linked.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_report_and_a_table_next_to_the_traces_are_written_again(
     tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -338,6 +341,7 @@ def test_ctrl_c_is_status_130_and_silent(
     assert call("info", run) == (130, "", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_separate_process() -> None:
     code = (
         "import sys, time, etloom.api\n"
@@ -386,6 +390,7 @@ def test_table(run: Path, call: Callable[..., Outcome]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dur", "dur_ns", "dur_bytes", "start_ns", "pct"])
 def test_a_name_in_sql_changes_no_value(name: str, run: Path, call: Callable[..., Outcome]) -> None:
     sql = f"select dur as {name}, dur / 2.0 as half_{name} from events where name = 'aten::linear' limit 1"
@@ -435,6 +440,7 @@ def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+@pytest.mark.slow
 def test_json_csv_parquet_have_the_same_rows(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     sql = (
         "select e.rank, name, dur, grid_x from events e "
@@ -588,6 +594,7 @@ def test_info_json_has_stable_keys(run: Path, call: Callable[..., Outcome]) -> N
     assert (first["linked_by"], first["linked_pct"], first["launched_pct"]) == ("rf_id", 100.0, 100.0)
 
 
+@pytest.mark.slow
 def test_info_for_people_and_as_a_table(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     status, out, err = call("info", run)
     assert (status, err) == (0, "")
@@ -872,6 +879,7 @@ def test_a_process_ends_without_a_last_collection_but_a_caller_of_main_is_left_a
     assert int(kept) == 0 < int(frozen)
 
 
+@pytest.mark.slow
 def test_a_query_ends_at_the_limits_that_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small_traces.write_run(tmp_path / "run")
     words = ["query", str(tmp_path / "run")]

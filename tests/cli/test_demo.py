@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import zstandard
 
 import etloom
@@ -17,6 +18,7 @@ MAX_BYTES = 300_000
 PLANTED = {"stragglers", "small-collectives", "data-loading"}
 
 
+@pytest.mark.slow
 def test_the_three_largest_findings_are_the_planted_problems() -> None:
     findings = etloom.analyze(RECORDING, "findings")
     assert set(findings["pattern"][:3]) == PLANTED
@@ -37,6 +39,7 @@ def test_the_recording_is_small_and_names_no_machine() -> None:
     assert total <= MAX_BYTES
 
 
+@pytest.mark.slow
 def test_the_demo_writes_a_report_and_names_the_commands(
     call: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -63,6 +66,7 @@ def test_the_demo_does_not_mix_its_files_with_others(
     assert "contains other files, such as kineto_trace_2.json" in messages and "--out" in messages
 
 
+@pytest.mark.slow
 def test_the_demo_needs_no_torch(tmp_path: Path) -> None:
     script = f"""
 import sys

@@ -335,6 +335,7 @@ def test_answers_are_cached_up_to_a_number_and_a_length(runs: OpenedRuns) -> Non
     assert "x" * 10_000 not in runs._answers
 
 
+@pytest.mark.slow
 def test_an_opened_run_is_prepared_once_and_answers_as_without(runs: OpenedRuns, tools: RunTools) -> None:
     prepared: list[Path] = []
     is_done = threading.Event()
@@ -358,6 +359,7 @@ def test_an_opened_run_is_prepared_once_and_answers_as_without(runs: OpenedRuns,
     assert opened.get_difference("before", "after") is opened.get_difference("before", "after")
 
 
+@pytest.mark.slow
 def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a run so large that neither the findings nor the summary look at its graph."""
     monkeypatch.setattr(job_gain, "MAX_EVENTS", 0)
@@ -379,6 +381,7 @@ def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pyt
     assert opened.get_process("before")._process is process
 
 
+@pytest.mark.slow
 def test_prepared_answers_are_those_of_all_ranks(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, names = OpenedRuns(runs.roots), registry.list_plugins("analyses")
     job = opened.get_job("before")
@@ -467,6 +470,7 @@ AMPLIFYING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", slow_after(1, AMPLIFYING))
 def test_a_query_that_amplifies_ends_at_the_memory_limit_and_the_next_one_is_answered(
     sql: str, tools: RunTools
@@ -475,6 +479,7 @@ def test_a_query_that_amplifies_ends_at_the_memory_limit_and_the_next_one_is_ans
     assert tools.query("select count(*) from events", run="before").startswith("1 rows")
 
 
+@pytest.mark.slow
 def test_questions_of_any_length_end_at_the_time_limit(
     tools: RunTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,6 +514,7 @@ def test_predictions_have_limits_of_time_and_memory(tools: RunTools, monkeypatch
     assert limits == [{"seconds": 60, "topic": "prediction", "memory": 5 << 30}] * 2
 
 
+@pytest.mark.slow
 def test_the_result_of_a_query_is_bounded(tools: RunTools) -> None:
     answer = tools.query(
         sql="select a.id from events a cross join events b cross join events c", run="before"

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "long"),
     [
@@ -44,6 +45,7 @@ def test_a_shorthand_is_the_long_command(
     assert outcomes[0][0] == 0
 
 
+@pytest.mark.slow
 def test_a_verb_comes_before_an_analysis_and_an_analysis_before_a_path(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Outcome]
 ) -> None:

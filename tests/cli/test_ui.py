@@ -169,6 +169,7 @@ def test_no_request_breaks_the_server(server: PageServer, question: str, values:
     assert headers["Content-Length"] is not None
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_store_are_listed_and_opened(tmp_path: Path, run: Path) -> None:
     for name in ("one", "two"):
         etloom.store_add(run, to=tmp_path / "store", name=name)
@@ -196,6 +197,7 @@ def write_named(folder: Path, name: str, count: int = 1) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_store_that_changes_is_read_again(tmp_path: Path) -> None:
     store, arguments = tmp_path / "store", {"rank": "0", "q": "gemm"}
 
@@ -219,6 +221,7 @@ def test_a_store_that_changes_is_read_again(tmp_path: Path) -> None:
     assert b'"events":1' in pages.answer(["one", "search"], arguments)[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_opens_slowly_does_not_hold_up_others(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def _assert_atomic(folder: Path, cases: Sequence[Case], is_exhaustive: bool) -> 
     assert find_violations(library, folder, cases, is_exhaustive) == []
 
 
+@pytest.mark.slow
 def test_outputs_are_the_earlier_or_the_new_ones(tmp_path: Path) -> None:
     _assert_atomic(tmp_path, _list_cases(tmp_path), False)
 

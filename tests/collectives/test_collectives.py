@@ -78,6 +78,7 @@ def pairs(matched: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
     return {tuple(sorted((one["rank"], one["event"]) for one in row)) for row in groups.to_series(1)}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 10**6),
@@ -522,6 +523,7 @@ def test_bus_factors() -> None:
     assert [get_bus_factor(name, 4) for name in names] == [1.5, 0.75, 0.75, 0.75, 1.0, 1.0, None]
 
 
+@pytest.mark.slow
 def test_dlrm_is_on_one_clock(data: Path) -> None:
     job = open_run(data / "dlrm")
     table = etloom.analyze(job, "clocks")
@@ -567,6 +569,7 @@ def test_dlrm_without_numbers_on_the_clocks_of_two_hosts(
     assert late["delay_ns"][0] == pytest.approx(etloom.analyze(job, "stragglers")["delay_ns"][0], abs=10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "surely"), [("cpu/pp_4", 48), ("cpu/coll_4", 8), ("cpu/ddp_2", 0)])
 def test_delays_under_uncertain_clocks(data: Path, run: str, surely: int) -> None:
     """Hosts unknown, gloo leaves when it likes: waits of tens of ms in a pipeline stay, those of two collectives go."""

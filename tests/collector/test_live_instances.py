@@ -30,6 +30,7 @@ class Both(Left, Right):
     pass
 
 
+@pytest.mark.slow
 def test_list_instances_and_subclasses() -> None:
     base, left, both = Base(), Left(), Both()
     assert set(list_subclasses(Base)) == {Base, Left, Right, Both}

@@ -190,6 +190,7 @@ def rounded(value: object) -> object:
     return round(value, 5) if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 @scenario(STEP)
 def test_times_enclose_those_of_the_operators_inside(trace: etloom.Trace, folder: Path) -> None:
     events = trace.nodes.filter(pl.col("rf_id").is_not_null()).join(
@@ -525,6 +526,7 @@ def test_sigkill_loses_nothing_that_had_ended(tmp_path: Path) -> None:
         assert count(trace, "read.missing_parent") == 0
 
 
+@pytest.mark.slow
 def test_garbage_collection_waits_for_no_lock(tmp_path: Path) -> None:
     """Any thread may collect the garbage: also one for which the holder of the lock waits, as for a thread to start."""
     from etloom.collector import fork_hold

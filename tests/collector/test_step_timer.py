@@ -86,6 +86,7 @@ def test_an_exception_of_the_jobs_signal_handler_reaches_the_job(monkeypatch: py
         StepTimer().mark(0)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_recording_has_the_step_time_before_it(tmp_path: Path) -> None:
     import json

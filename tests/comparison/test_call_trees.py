@@ -30,6 +30,7 @@ def test_what_replaces_what_is_stated_at_the_lowest_common_operator(data: Path) 
     assert (row["before_ns"], row["after_ns"], row["change_ns"]) == (350_000, 780_000, 430_000)
 
 
+@pytest.mark.slow
 def test_a_pair_of_devices_adds_up(data: Path) -> None:
     pair = data / "tracelens"
     if not pair.exists():
@@ -54,6 +55,7 @@ def test_a_pair_of_devices_adds_up(data: Path) -> None:
     assert products.select("before_roofline_pct", "after_roofline_pct").row(0) > (20, 20)
 
 
+@pytest.mark.slow
 def test_ranks_without_shapes_do_not_lower_the_flops(data: Path) -> None:
     pair = data / "tracelens"
     if not pair.exists():

@@ -58,6 +58,7 @@ def test_too_few_values_are_inconclusive() -> None:
     assert estimate_shift([[0, 0, 0, 0]], [[0, 0, 0, 1]]) is None
 
 
+@pytest.mark.slow
 def test_long_runs_are_resampled_in_parts() -> None:
     rng = np.random.default_rng(2)
     found = estimate_shift([rng.normal(BASE, 1, 12_000)], [rng.normal(BASE, 1, 12_000)])
@@ -73,6 +74,7 @@ def test_an_outlier_does_not_move_it() -> None:
     assert found is not None and abs(found.percent) < 1.5 and not found.is_clear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 12, 30])
 def test_the_interval_contains_the_truth_as_often_as_stated(n: int) -> None:
     rng = np.random.default_rng(n)
@@ -102,6 +104,7 @@ def rate_of_failures(slowdown: float, noise: float, autocorrelation: float = 0.0
     return sum(one is not None and one.low is not None and one.low > 3 for one in found) / draws
 
 
+@pytest.mark.slow
 def test_five_percent_slower_fails_and_none_slower_passes() -> None:
     assert rate_of_failures(0.05, 0.015) > 0.9
     assert rate_of_failures(0.0, 0.02) == 0
@@ -109,6 +112,7 @@ def test_five_percent_slower_fails_and_none_slower_passes() -> None:
     assert rate_of_failures(0.0, 0.05, autocorrelation=0.6) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "most"), [(8, 0.215), (60, 0.1)])
 def test_correlated_neighbours_widen_the_interval(steps: int, most: float) -> None:
     rng = np.random.default_rng(1)
@@ -145,6 +149,7 @@ def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
     assert found.table("operator").row(0, named=True)["change_pct"] == pytest.approx(5, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_run_against_itself_has_not_changed(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = str(own / "ddp_2")
     assert main(["diff", run, run, "--by", "operator"]) == 0
@@ -312,6 +317,7 @@ def test_share_of_operators_in_both_runs(
     assert common_operator_shares(join_sides(*sides)) == shares
 
 
+@pytest.mark.slow
 def test_a_run_without_steps_is_compared_as_a_whole(own: Path, tmp_path: Path) -> None:
     """The sentence and the table refer to the same times: those of the whole runs."""
     stepped = open_run(own / "ddp_2")
@@ -328,6 +334,7 @@ def test_a_run_without_steps_is_compared_as_a_whole(own: Path, tmp_path: Path) -
         assert abs(after / before - 1) < 0.02
 
 
+@pytest.mark.slow
 def test_ranks_that_changed_unlike_the_others_are_named(tmp_path: Path) -> None:
     before, after = write_fleet(tmp_path / "a", slow=()), write_fleet(tmp_path / "b", slow=(2,))
     difference = etloom.diff(before, after)

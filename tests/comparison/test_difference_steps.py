@@ -65,6 +65,7 @@ def communicating(folder: Path, groups: list[list[int]], before: int = 0) -> Job
     return write(folder, {rank: events(group) for group in groups for rank in group})
 
 
+@pytest.mark.slow
 def test_a_collective_counts_in_the_step_that_launched_it(tmp_path: Path) -> None:
     """Twenty all-reduces before the first step are none of a step's."""
     plain, warm = (communicating(tmp_path / str(n), [[0, 1]], n) for n in (0, 20))
@@ -77,6 +78,7 @@ def test_a_collective_counts_in_the_step_that_launched_it(tmp_path: Path) -> Non
     assert "all_reduce" in page and "2,100" not in page
 
 
+@pytest.mark.slow
 def test_collectives_are_means_over_ranks(tmp_path: Path) -> None:
     """Each rank of four takes part in one all-reduce a step, as each of two does."""
     two, four = (communicating(tmp_path / str(len(g)), g) for g in ([[0, 1]], [[0, 1], [2, 3]]))

@@ -195,6 +195,7 @@ def test_a_larger_slowdown_is_no_less_a_failure(factor: float) -> None:
     assert judge_regression(record(factor), record(1), 3.0)["verdict"].to_list() == ["failed"]
 
 
+@pytest.mark.slow
 def test_a_resample_has_as_many_steps_as_the_run() -> None:
     rng = np.random.default_rng(0)
     missed = 0

@@ -5,17 +5,21 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+import pytest
+
 import etloom
 
 RUN = Path(__file__).parents[1] / "data" / "ddp_2"
 
 
+@pytest.mark.slow
 def test_a_difference_shows_its_verdict_and_a_table() -> None:
     difference = etloom.diff(RUN, RUN)
     html = difference._repr_html_()
     assert escape(difference.verdict) in html and "<table" in html
 
 
+@pytest.mark.slow
 def test_a_prediction_shows_its_changes_and_gives_a_job() -> None:
     prediction = etloom.simulate(RUN, "comm x0")
     html = prediction._repr_html_()

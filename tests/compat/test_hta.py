@@ -85,6 +85,7 @@ def test_the_demo_gives_the_results_of_hta(data: Path, golden: Path) -> None:
     assert clean == theirs
 
 
+@pytest.mark.slow
 def test_hta_s_breakdowns(data: Path, golden: Path) -> None:
     for folder, every in (("sampled_all_steps", True), ("sampled_first_step", False)):
         analyzer = TraceAnalysis(trace_dir=data / "hta_multirank", include_last_profiler_step=every)
@@ -100,6 +101,7 @@ def _golden(folder: Path, name: str) -> pl.DataFrame:
     return pl.read_csv(file).sort("rank")
 
 
+@pytest.mark.slow
 def test_columns_and_small_questions(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "hta_multirank", include_last_profiler_step=True)
     kinds, kernels = analyzer.get_gpu_kernel_breakdown(num_kernels=3)
@@ -118,6 +120,7 @@ def test_columns_and_small_questions(data: Path) -> None:
     assert list(analyzer.get_comm_comp_overlap().columns) == ["rank", "comp_comm_overlap_pctg"]
 
 
+@pytest.mark.slow
 def test_the_symbol_table_maps_between_texts_and_numbers(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "dlrm", include_last_profiler_step=True)
     texts = analyzer.t.symbol_table.get_sym_table()
@@ -132,6 +135,7 @@ def test_the_symbol_table_maps_between_texts_and_numbers(data: Path) -> None:
     assert sorted(found) == sorted(kernels["name"].cast(pl.String)) and len(found) > 0
 
 
+@pytest.mark.slow
 def test_the_frame_contains_partners(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "dlrm", include_last_profiler_step=True)
     df = analyzer.t.get_trace(0)
@@ -143,6 +147,7 @@ def test_the_frame_contains_partners(data: Path) -> None:
     assert (launches.ts.to_numpy() <= partners.ts.to_numpy()).all()
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_line(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "cpu/ddp_2")
     with pytest.raises(ReadError, match="is not an execution trace"):

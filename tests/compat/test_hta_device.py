@@ -36,6 +36,7 @@ def table(folder: Path, name: str, **options: Any) -> Any:
     return pd.read_csv(folder / f"{name}.csv", **options)
 
 
+@pytest.mark.slow
 def test_launches_are_those_of_hta(both: tuple[TraceAnalysis, Path]) -> None:
     analyzer, folder = both
     ours = analyzer.get_cuda_kernel_launch_stats()[0]
@@ -154,6 +155,7 @@ def test_names_are_cut_to_the_name_of_the_kernel() -> None:
     assert shorten_kernel_name("aten::mm") == "aten::mm"
 
 
+@pytest.mark.slow
 def test_the_critical_path_of_an_instance(data: Path, tmp_path: Path) -> None:
     """The last kernel had ended before the host came to wait for it, so the host is all the path there is."""
     file = data / "critical_path" / "simple_add.json.gz"

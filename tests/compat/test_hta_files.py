@@ -226,6 +226,7 @@ def test_counters_are_by_kernel_with_the_operators_around_its_launch(tmp_path: P
         two.get_cupti_counter_data_with_operators()
 
 
+@pytest.mark.slow
 def test_counters_of_a_real_trace_are_htas(data: Path) -> None:
     """Of 77 kernels, what HTA 0.6 gives: the first's stack and launch, and the sums of a counter."""
     path = data / "hta_misc" / "benchmark_result_924719_1679055439_trace.json.gz"
@@ -245,6 +246,7 @@ def test_counters_of_a_real_trace_are_htas(data: Path) -> None:
     assert TraceAnalysis(trace_dir=data / "cpu" / "ddp_2").get_cupti_counter_data_with_operators() == []
 
 
+@pytest.mark.slow
 def test_a_rank_without_gpu_activity_is_omitted_from_series(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "cpu" / "ddp_2")
     assert analyzer.get_queue_length_time_series([0, 1]) == analyzer.get_memory_bw_time_series([0, 1]) == {}
@@ -323,6 +325,7 @@ def test_sequences_without_a_folder_write_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kineto_trace_0.json"]
 
 
+@pytest.mark.slow
 def test_sequences_of_an_absent_operator_are_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     analyzer = analyzer_of(tmp_path, RUN)
     present, absent = (
@@ -333,6 +336,7 @@ def test_sequences_of_an_absent_operator_are_empty(tmp_path: Path, caplog: pytes
     assert "no operator name contains 'nowhere'" in caplog.text
 
 
+@pytest.mark.slow
 def test_stragglers_of_some_steps(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "cpu" / "ddp_2", include_last_profiler_step=True)
     steps = analyzer.get_profiler_steps()

@@ -75,6 +75,7 @@ def test_a_loaded_hta_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1 and "hta is imported already" in done.stderr
 
 
+@pytest.mark.slow
 def test_traces_are_parsed_with_the_times_of_the_file_and_loaded_from_zero(data: Path) -> None:
     t = Trace(trace_dir=data / "hta_multirank")
     assert not t.is_parsed

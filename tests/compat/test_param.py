@@ -79,6 +79,7 @@ def test_other_files_are_not_basic_traces(tmp_path: Path, text: str) -> None:
             etloom.read(tmp_path / "rank-0.json", "param-basic")
 
 
+@pytest.mark.slow
 def test_a_type_that_is_not_there_is_an_error(data: Path) -> None:
     with pytest.raises(EtloomError, match="no trace of type 'basic'"):
         plan_replay(open_run(data / "dlrm"), 4, PlanOptions(trace_type="basic"))
@@ -111,6 +112,7 @@ def test_lists_of_ranks() -> None:
             parse_ranks(text)
 
 
+@pytest.mark.slow
 def test_dry_run_and_flags_without_effect(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--trace-path", str(data / "dlrm"), "--dry-run", "--bitwidth", "32", "--reuse-tensors"]
     assert comms_replay.main(given) == 0

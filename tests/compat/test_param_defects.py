@@ -126,6 +126,7 @@ def test_gaps_of_an_execution_trace_with_times(data: Path) -> None:
     assert gaps[0] is None and all(gap is not None and gap > 0 for gap in gaps[1:])
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_is_an_error(data: Path) -> None:
     job = open_run(data / "cpu/coll_4")
     with pytest.raises(

@@ -25,6 +25,7 @@ def run_project(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     )
 
 
+@pytest.mark.slow
 def test_limits_are_checked_after_the_test(pytester: pytest.Pytester) -> None:
     outcome = run_project(
         pytester,
@@ -72,6 +73,7 @@ def test_without_limits(etloom_run):
     assert "Traceback" not in outcome.stdout.str()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "message"),
     [
@@ -95,6 +97,7 @@ def test_wrong_limits_are_refused(pytester: pytest.Pytester, test: str, message:
     assert message in outcome.stdout.str() + outcome.stderr.str()
 
 
+@pytest.mark.slow
 def test_it_imports_only_pytest(pytester: pytest.Pytester) -> None:
     code = "import etloom.compat.pytest_plugin, sys; print({'numpy', 'polars', 'torch'} & set(sys.modules))"
     assert pytester.run(sys.executable, "-c", code).outlines == ["set()"]

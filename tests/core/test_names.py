@@ -28,6 +28,7 @@ def test_values_of_rows_are_text(tmp_path: Path) -> None:
         names.read_names(file)
 
 
+@pytest.mark.slow
 def test_opening_a_run_imports_no_yaml_protobuf_or_pyarrow(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "notes.txt").write_text("of no format, so that every reader looks at it")

@@ -80,12 +80,14 @@ ARRAYS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(ARRAYS, st.sampled_from([1, 2, -1]))
 def test_arrays_become_columns(values: np.ndarray, stride: int) -> None:
     column = arrays.to_series(values[::stride], "x")
     assert column.equals(pl.Series("x", values[::stride]), check_names=True, check_dtypes=True)
 
 
+@pytest.mark.slow
 def test_columns_hold_their_arrays() -> None:
     values = np.arange(1000)
     references = sys.getrefcount(values)

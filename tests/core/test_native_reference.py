@@ -230,6 +230,7 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [*TOP_KEYS, *sorted(reference_parsers.FIELD_OF), "Ev Idx", "more"])
 def test_an_odd_value_among_events_of_a_layout(key: str) -> None:
     """An event whose value differs in type from that of the events before is read as by its tokens."""
@@ -271,6 +272,7 @@ def test_layouts_do_not_contain_damaged_text(rows: list[bytes]) -> None:
     native_parsers.assert_accounted("kineto", *native_parsers.parse("kineto", document))
 
 
+@pytest.mark.slow
 def test_two_threads_add_no_tracks_of_damaged_rows() -> None:
     """The border between two threads may be inside a damaged row, one half of which parses and names a track."""
     memory = b'{"ph":"i","name":"[memory]","pid":%s,"tid":2,"ts":1.000,"s":"t","args":{"Addr":5}}'
@@ -456,6 +458,7 @@ def test_a_damaged_event_costs_no_other(damaged: bytes, size: int) -> None:
     native_parsers.assert_accounted("kineto", tables, summary)
 
 
+@pytest.mark.slow
 def test_a_row_without_an_end_fed_byte_by_byte_does_not_take_quadratic_time() -> None:
     start = time.process_time()
     rows = b'{"ph": "X", "name": "n", "ts": 1, "dur": 1},' + b'{"ph":"X","a":[{"ph":"X"},{"ph":"X"}},' * 3000

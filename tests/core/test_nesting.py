@@ -71,6 +71,7 @@ def forest(draw: random.Random, tid: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 def test_known_forests_nest_as_they_were_grown(draw: random.Random) -> None:
     rows = [row for tid in range(1, 4) for row in forest(draw, tid)]

@@ -201,6 +201,7 @@ def test_a_refused_query_is_one_line_with_a_reason(sql: str, message: str) -> No
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), st.text(max_size=5)), max_size=20), st.integers(0, 9))
 def test_traces_and_jobs_cross_process_borders(rows: list[tuple[int, str]], rank: int) -> None:
     frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "name": pl.String}, orient="row").with_row_index("id")

@@ -46,6 +46,7 @@ def list_runs() -> list[Path]:
     return sorted((cache_folder() / cache.RUNS).glob("run=*"))
 
 
+@pytest.mark.slow
 def test_a_run_of_many_ranks_is_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = etloom.open(run, use_cache=False)
     assert plain.stored is None and not list_runs()
@@ -58,6 +59,7 @@ def test_a_run_of_many_ranks_is_read_once(run: Path, monkeypatch: pytest.MonkeyP
         assert job[1].events.equals(plain[1].events)
 
 
+@pytest.mark.slow
 def test_changed_files_and_other_patterns_are_read_again(run: Path, tmp_path: Path) -> None:
     etloom.open(run)
     etloom.open(run, rank_pattern=r"(\d+)")
@@ -67,6 +69,7 @@ def test_changed_files_and_other_patterns_are_read_again(run: Path, tmp_path: Pa
     assert etloom.open(run).ranks == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ["report", "findings"])
 def test_a_report_caches_runs_of_fewer_ranks(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
@@ -100,12 +103,14 @@ def test_a_report_caches_runs_of_fewer_ranks(
     assert etloom.info(opened)["stats"] == etloom.info(etloom.open(run, use_cache=False))["stats"]
 
 
+@pytest.mark.slow
 def test_with_one_processor_a_report_keeps_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 3)
     assert etloom.open(run, for_report=True, jobs=1).stored is None
     assert etloom.open(run, for_report=True, jobs=2).stored is not None
 
 
+@pytest.mark.slow
 def test_progress_reaches_the_size_of_all_files(run: Path) -> None:
     size = sum(file.stat().st_size for file in run.iterdir())
     reported: list[int] = []
@@ -165,6 +170,7 @@ def test_a_failed_addition_leaves_no_tables(run: Path, monkeypatch: pytest.Monke
     assert [path.suffix for path in (cache_folder() / cache.RUNS / ".adding").iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
     count = threading.Semaphore(0)
@@ -183,6 +189,7 @@ def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.Monk
     assert count.acquire(blocking=False) and not count.acquire(blocking=False)  # it was prepared once
 
 
+@pytest.mark.slow
 def test_runs_in_the_cache_are_removed_as_other_entries(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = etloom.open(run)
     monkeypatch.setenv("ETLOOM_CACHE_BYTES", "10")

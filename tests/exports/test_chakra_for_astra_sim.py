@@ -79,6 +79,7 @@ def test_ranges_without_a_name_are_exported(tmp_path: Path) -> None:
     assert load_file(tmp_path / "job.0.et").nodes
 
 
+@pytest.mark.slow
 def test_a_rank_that_starts_later_has_a_start_node(run: Job, tmp_path: Path) -> None:
     late = run[1].replace(events=run[1].events.with_columns(pl.col("ts") + 5_000_000))
     chakra.write(Job({0: run[0], 1: late}), tmp_path / "job.et")

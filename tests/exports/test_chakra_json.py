@@ -22,6 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return etloom.open(small_traces.write_run(tmp_path_factory.mktemp("run")), use_cache=False)
 
 
+@pytest.mark.slow
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = str(small_traces.write_run(tmp_path / "run")), str(tmp_path / "a.et")
     assert main(["export", run, "--out", out, "-O", "delays"]) == 2

@@ -37,6 +37,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp_2", "gpu_small"])
 def test_the_folder_reads_back_to_the_same_metrics(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run.ccl-bench"
@@ -56,6 +57,7 @@ def test_the_folder_reads_back_to_the_same_metrics(name: str, tmp_path: Path) ->
     assert {name: row.get("value") for name, row in written.items()}.items() <= rows.items()
 
 
+@pytest.mark.slow
 def test_a_card_has_what_the_run_and_its_traces_say(tmp_path: Path) -> None:
     etloom.export(RUNS / "gpu_small", tmp_path / "a.ccl-bench")
     card = read_card(tmp_path / "a.ccl-bench")
@@ -70,6 +72,7 @@ def test_a_card_has_what_the_run_and_its_traces_say(tmp_path: Path) -> None:
     assert executor["model_plan_parallelization"]["dp_replicate"] == 2
 
 
+@pytest.mark.slow
 def test_a_card_of_traces_alone_claims_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     SEEDS["kineto"].write(tmp_path / "run")
@@ -80,6 +83,7 @@ def test_a_card_of_traces_alone_claims_nothing_else(tmp_path: Path) -> None:
     assert card["metric_source"]["traces"] == ["json"]
 
 
+@pytest.mark.slow
 def test_a_card_of_the_run_is_kept(tmp_path: Path) -> None:
     shutil.copytree(RUNS / "ddp_2", tmp_path / "run")
     (tmp_path / "run" / "card.yaml").write_text(CARD)
@@ -87,6 +91,7 @@ def test_a_card_of_the_run_is_kept(tmp_path: Path) -> None:
     assert read_card(tmp_path / "run.ccl-bench") == yaml.safe_load(CARD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -115,6 +120,7 @@ def test_facts_of_the_wrong_type_are_ignored(damage: dict[str, Any], tmp_path: P
     assert card["Model-executor"]["model_plan_parallelization"]["dp_replicate"] == 2
 
 
+@pytest.mark.slow
 def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "run.ccl-bench"
     for _ in range(2):
@@ -126,6 +132,7 @@ def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     assert (out / "notes.txt").read_text() == "mine" and len(list(out.iterdir())) == 7
 
 
+@pytest.mark.slow
 def test_the_utility_of_scale_up_bandwidth_is_predicted(tmp_path: Path) -> None:
     etloom.export(RUNS / "ddp_2", tmp_path / "run.ccl-bench")
     metrics = json.loads((tmp_path / "run.ccl-bench" / "metrics.json").read_text())

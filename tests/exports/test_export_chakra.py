@@ -88,6 +88,7 @@ def test_without_delays_work_starts_at_once(run: Job, tmp_path: Path) -> None:
     assert schedule_nodes(nodes).end[gemm.id] == (320 - 100 + 600) * 1000
 
 
+@pytest.mark.slow
 def test_ranks_have_a_file_each_and_may_be_compressed(run: Job, tmp_path: Path) -> None:
     etloom.export(run, tmp_path / "job.et.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.0.et.gz", "job.1.et.gz"]
@@ -195,6 +196,7 @@ def test_nodes_of_any_trace_follow_their_dependencies_and_start_no_earlier_than_
     assert all(would < did + 1 for would, did in starts_us(nodes))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(3))
 @given(st.integers(0, 10**6))
 def test_nodes_depend_neither_on_the_order_of_the_file_nor_on_the_clock(seed: int) -> None:
@@ -380,11 +382,13 @@ def read_back(trace: Trace, path: Path) -> None:
         assert told.equals(meant, null_equal=True), name
 
 
+@pytest.mark.slow
 def test_our_recording_reads_back_equal(own: Path, tmp_path: Path) -> None:
     for trace in _own_traces(own):
         read_back(trace, tmp_path / "x.et")
 
 
+@pytest.mark.slow
 def test_steps_and_launches_survive(data: Path, tmp_path: Path) -> None:
     """Operators are written in parts, between the operators they call; read, they are whole, with their launches."""
     trace = open_run(data / "dlrm")[0]

@@ -302,6 +302,7 @@ def test_sub_tracks_contain_nested_slices_and_are_few(rows: list[tuple[int, int,
         assert crossed.height, "a sub-track is used only if the slice does not fit on the one before"
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(TIMES, st.sampled_from([0, small_traces.BASE_NS]), random_traces.TEXT.filter(len))
 @example(

@@ -117,6 +117,7 @@ def test_gpu_activity_is_attached_to_its_operator_with_its_attributes(data: Path
     assert all({"device", "correlation"} <= {attr["name"] for attr in node["attrs"]} for node in device)
 
 
+@pytest.mark.slow
 def test_gpu_activity_of_other_iterations_is_omitted(data: Path, tmp_path: Path) -> None:
     trace = open_run(data / "linear")[0]
     document = exported(trace, tmp_path / "x.etplus.json")
@@ -180,6 +181,7 @@ def test_the_peers_class_and_command(data: Path, tmp_path: Path) -> None:
     assert "none.json" in missing.stderr
 
 
+@pytest.mark.slow
 def test_traces_of_different_programs_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(LinkError):
         chakra.TraceLinker().link(
@@ -329,6 +331,7 @@ def node_tables(draw: st.DrawFn) -> tuple[Trace, list[dict[str, Any]]]:
     return Trace(tables), wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(made=node_tables())
 def test_any_nodes_are_json_and_read_back_equal(made: tuple[Trace, list[dict[str, Any]]]) -> None:

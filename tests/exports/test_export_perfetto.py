@@ -105,6 +105,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100))
 @given(EVENTS, st.sampled_from([0, small_traces.BASE_NS]))
 def test_any_events_read_back(
@@ -136,6 +137,7 @@ def test_any_events_read_back(
     assert_same(trace, back)
 
 
+@pytest.mark.slow
 def test_ranks_read_back_as_a_job(tmp_path: Path) -> None:
     job = etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
     back = read_back(job, tmp_path)
@@ -230,6 +232,7 @@ def overlay_slices(path: Path, root: str) -> dict[str, list[tuple[str, int]]]:
     return slices
 
 
+@pytest.mark.slow
 def test_the_critical_path_and_findings_are_tracks(data: Path, tmp_path: Path) -> None:
     job = open_run(data / "critical_path" / "alexnet.json.gz")
     etloom.export(job, tmp_path / "plain.pftrace")

@@ -23,6 +23,7 @@ def export_sarif(tmp_path: Path, **options: Any) -> dict[str, Any]:
     return log
 
 
+@pytest.mark.slow
 def test_sarif_has_what_its_schema_requires(tmp_path: Path) -> None:
     """The file was also validated with the whole schema; these are the rules for the properties that it has."""
     log = export_sarif(tmp_path, script="train.py")
@@ -42,6 +43,7 @@ def test_sarif_has_what_its_schema_requires(tmp_path: Path) -> None:
         assert location["physicalLocation"]["region"]["startLine"] >= 1
 
 
+@pytest.mark.slow
 def test_sarif_has_the_findings_in_their_order(tmp_path: Path) -> None:
     results = export_sarif(tmp_path)["runs"][0]["results"]
     findings = etloom.analyze(RECORDING, "findings")
@@ -108,6 +110,7 @@ def test_a_message_of_sarif_has_no_arguments_and_links() -> None:
     assert _escape("Lambda{0} [l](u) x") == r"Lambda{{0}} \[l\](u) x"
 
 
+@pytest.mark.slow
 def test_markdown_lists_the_largest(tmp_path: Path) -> None:
     etloom.export(RECORDING, tmp_path / "a.md", top=2)
     lines = (tmp_path / "a.md").read_text().splitlines()

@@ -145,6 +145,7 @@ def make_job(seed: int) -> tuple[dict[int, list[Any]], dict[str, list[int]]]:
     return jobs, groups
 
 
+@pytest.mark.slow
 def test_random_jobs_run_as_in_the_reference(tmp_path: Path) -> None:
     verdicts = set()
     for seed in range(60):
@@ -198,6 +199,7 @@ def forget_ranks(job: Job) -> Job:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"parallel": {"dp": 4}}, {"ranks": 8}, {}])
 def test_new_replicas_of_sub_groups_have_their_own_groups(tmp_path: Path, changes: dict[str, Any]) -> None:
     """All ranks call their groups cp and dp, so that only the ranks of a group tell one from another."""
@@ -219,6 +221,7 @@ def test_new_replicas_of_sub_groups_have_their_own_groups(tmp_path: Path, change
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"ranks": 4}, {"network": "x0.1"}])
 def test_the_replay_of_a_prediction_takes_the_predicted_time(
     own: Path, tmp_path: Path, changes: dict[str, Any]
@@ -226,6 +229,7 @@ def test_the_replay_of_a_prediction_takes_the_predicted_time(
     check_replay(open_run(own / "ddp_2"), tmp_path / "sim", **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"pp": 8}, {"pp": 2, "mb": 3}, {"mb": 9}])
 def test_the_replay_of_a_pipeline_waits_for_its_messages(tmp_path: Path, changes: dict[str, Any]) -> None:
     job = replace(one_f_one_b(4, 6), elements=1 << 18)
@@ -250,6 +254,7 @@ def test_the_replay_of_predictions_of_recordings(
     check_replay(open_run(data / name), tmp_path / "sim", **changes)
 
 
+@pytest.mark.slow
 def test_an_export_that_cannot_be_simulated_fails(tmp_path: Path) -> None:
     """Of four ranks three are written, but all-reduces of all four."""
     job = open_job(tmp_path / "run", context_calls(2, "all_gather"), context_groups(2))

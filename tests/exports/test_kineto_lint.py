@@ -55,6 +55,7 @@ def test_each_rule_of_torch_has_a_code() -> None:
     assert set(KINETO_CODES) == {READING, *RULES.values()}
 
 
+@pytest.mark.slow
 def test_real_traces(data: Path) -> None:
     found: Counter[str] = Counter()
     files = 0
@@ -96,6 +97,7 @@ def damage(events: list[dict[str, Any]], rng: random.Random) -> None:
             args["correlation"] = rng.choice([7, 500])
 
 
+@pytest.mark.slow
 def test_damaged_traces(tmp_path: Path) -> None:
     rng = random.Random(0)
     found: Counter[str] = Counter()

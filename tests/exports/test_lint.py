@@ -408,6 +408,7 @@ def test_groups_and_ranks_of_a_file_are_not_trusted(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_files_of_our_export_have_no_findings(own: Path, tmp_path: Path) -> None:
     etloom.export(etloom.open(own / "ddp_2", use_cache=False), tmp_path / "job.et")
     assert lint(tmp_path).findings == []

@@ -202,6 +202,7 @@ def test_ranks_that_a_batch_wrote_are_opened_without_reading_their_files(
     ]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_in_a_run_is_not_published(run: Path, tmp_path: Path, brief: None) -> None:
     publish = adding.Staging.publish
 
@@ -215,6 +216,7 @@ def test_what_a_killed_process_left_in_a_run_is_not_published(run: Path, tmp_pat
     assert not list(added.path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, stored: Job) -> None:
     assert dict(stored.meta) == dict(job.meta)
     assert etloom.info(stored) == etloom.info(job)
@@ -242,6 +244,7 @@ def test_stored_answers_are_read_without_the_ranks(
     assert opened.stats["rank"].n_unique() == 4
 
 
+@pytest.mark.slow
 def test_options_and_parts_of_a_run_are_computed_from_its_tables(
     job: Job, stored: Job, store: Path, call: Call
 ) -> None:
@@ -331,6 +334,7 @@ def test_a_run_is_added_once(run: Path, store: Path, monkeypatch: pytest.MonkeyP
     assert (added.name, added.ranks, added.is_new) == ("monday", tuple(range(4)), False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_changed_files_replace_a_run(tmp_path: Path) -> None:
     run, store = write_fleet(tmp_path / "run", 2), tmp_path / "store"
@@ -428,6 +432,7 @@ def test_processes_prepare_the_same_store(tmp_path: Path) -> None:
         assert file.read_bytes() == (added.path / "summaries" / file.name).read_bytes(), file.name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_files_of_several_ranks_and_saved_runs_are_added(job: Job, tmp_path: Path) -> None:
     saved = etloom.export(job, tmp_path / "saved.parquet")
@@ -435,6 +440,7 @@ def test_files_of_several_ranks_and_saved_runs_are_added(job: Job, tmp_path: Pat
     assert_frame_equal(etloom.analyze(added.path, "stragglers"), etloom.analyze(job, "stragglers"))
 
 
+@pytest.mark.slow
 def test_a_batch_continues_after_unreadable_ranks(run: Path, tmp_path: Path, brief: None) -> None:
     """And holds the tables of one rank at a time, however many there are."""
     files = {rank: [str(file)] for rank, file in enumerate(sorted(run.iterdir()))}
@@ -464,6 +470,7 @@ def test_unreadable_ranks_are_stats_and_do_not_stop_the_others(
     assert "job.unreadable_file" in stats["name"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_answers_of_other_code_are_computed_again(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -516,6 +523,7 @@ def test_slow_hosts_are_named_over_the_last_runs(tmp_path: Path) -> None:
         assert etloom.store_stragglers(store)["host"].to_list()[:2] == ["rack1-node2", "rack0-node0"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_run_that_cannot_be_added_does_not_keep_others_out(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -531,6 +539,7 @@ def test_a_run_that_cannot_be_added_does_not_keep_others_out(
     assert messages[-1] == f"etloom: {store}: 1 of 2 runs could not be added; see above"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_single_host_is_not_slow(tmp_path: Path) -> None:
     etloom.store_add(write_fleet(tmp_path / "run", 2), to=tmp_path / "store", jobs=1)
@@ -539,6 +548,7 @@ def test_a_single_host_is_not_slow(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stored_run_without_steps_has_a_report(tmp_path: Path) -> None:
     run = small_traces.write_run(tmp_path / "run")
     for file in run.glob("kineto_trace_*.json"):
@@ -566,6 +576,7 @@ def test_damaged_facts_of_a_run_are_computed(store: Path, tmp_path: Path, key: s
     assert {**etloom.info(folder), "path": None} == {**expected, "path": None}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_stored_run_of_dumps_has_a_cause(data: Path, tmp_path: Path) -> None:
     dumps = data / "flight_recorder" / "gpu_error_2nd"
@@ -642,6 +653,7 @@ def test_hostile_manifests_open_no_other_file(store: Path, tmp_path: Path) -> No
     assert find_stored_answer(etloom.open(run), "stragglers", {}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     store = tmp_path / "store"
@@ -661,6 +673,7 @@ def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     assert call("info", store)[0] == 0
 
 
+@pytest.mark.slow
 def test_damaged_summaries_are_computed_again_and_other_files_refused(store: Path, tmp_path: Path) -> None:
     source = store / "run=monday"
     intact = etloom.open(source)

@@ -80,6 +80,7 @@ def expect(trace: Trace, node: int, io: int, values: str | None) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_tensors_are_written_in_their_places(seed: int) -> None:
     trace = build_trace(seed)

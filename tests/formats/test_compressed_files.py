@@ -91,6 +91,7 @@ def test_flipped_bits_are_reported(tmp_path: Path) -> None:
     assert compression.read_content(path, 1 << 30)[1] is not None
 
 
+@pytest.mark.slow
 def test_a_small_file_that_grows_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

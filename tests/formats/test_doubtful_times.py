@@ -81,6 +81,7 @@ def test_an_event_at_the_zero_that_reaches_into_the_recording_is_kept(tmp_path: 
     assert (len(rows), lost) == (16, {})
 
 
+@pytest.mark.slow
 @given(count=st.integers(8, 40), place=st.integers(0, 3), raw=st.sampled_from([1.6e6, 7e9]), data=st.data())
 def test_an_overlong_kernel_changes_no_other_event(
     tmp_path_factory: pytest.TempPathFactory, count: int, place: int, raw: float, data: st.DataObject
@@ -227,6 +228,7 @@ def test_a_file_with_few_of_the_numbered_operators_is_a_sample(tmp_path: Path) -
     assert stats.filter(pl.col("name") == "read.missing_operators")["count"].to_list() == [missing]
 
 
+@pytest.mark.slow
 def test_an_annotation_that_was_open_when_the_profiler_stopped_ends_there(tmp_path: Path) -> None:
     host = {"ph": "X", "pid": 4, "tid": 4}
     step = {**host, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 9e6}

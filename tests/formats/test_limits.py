@@ -160,6 +160,7 @@ def test_a_file_of_nulls_alone_cannot_have_any_number_of_rows(tmp_path: Path) ->
         parquet_input.check_parquet(path, path)
 
 
+@pytest.mark.slow
 def test_a_damaged_footer_is_an_error(tmp_path: Path) -> None:
     """Whatever bytes of the footer change, it is read, refused or damaged, within a moment."""
     path = write_metrics(tmp_path)
@@ -200,6 +201,7 @@ TYPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARQUET)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_column_of_each_other_type(kind: str, dtype: str, tmp_path: Path) -> None:
@@ -258,6 +260,7 @@ def test_the_available_memory_is_that_of_the_control_group(
     assert machine.available_memory(write_groups(tmp_path, files)) == free
 
 
+@pytest.mark.slow
 def test_the_available_memory_is_that_of_the_process(tmp_path: Path) -> None:
     limit = 8 << 30
     script = "from etloom.core.machine import available_memory; print(available_memory())"

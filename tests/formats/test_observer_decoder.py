@@ -128,6 +128,7 @@ def assert_equal(path: Path) -> None:
         assert native[name].equals(expected[name]), name
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
 def test_random_and_damaged_files(tmp_path: Path, seed: int) -> None:

@@ -35,6 +35,7 @@ def assert_same(one: Trace, other: Trace) -> None:
         assert frame.equals(other.table(name), null_equal=True), name
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(random_traces.traces)
 def test_a_trace_reads_back_equal(trace: Trace) -> None:
@@ -45,6 +46,7 @@ def test_a_trace_reads_back_equal(trace: Trace) -> None:
         assert_same(trace, back)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30))
 @given(random_traces.jobs)
 def test_a_job_reads_back_equal(job: Job) -> None:
@@ -178,6 +180,7 @@ def test_a_column_that_is_damaged_behind_a_valid_footer_is_one_line(job: Job, tm
         etloom.info(saved)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(trace=random_traces.traces, data=st.data())
 def test_a_changed_byte_of_any_table_is_noticed(trace: Trace, data: st.DataObject) -> None:
@@ -307,6 +310,7 @@ def test_a_trace_in_one_file_reads_back_equal_if_its_folder_is_trusted(trace: Tr
             assert_same(trace, back)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_a_changed_byte_of_tables_in_one_file_is_noticed(data: st.DataObject) -> None:

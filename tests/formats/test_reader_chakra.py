@@ -383,6 +383,7 @@ def test_exceeding_the_limit_is_a_separate_error(tmp_path: Path) -> None:
         chakra.read(tmp_path / "x.et", limit=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
@@ -399,6 +400,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(PLAIN, max_size=4))
 def test_a_repr_parses_to_its_value(value: list[Any]) -> None:
     assert safe_values.parse_literal(repr(value)) == value

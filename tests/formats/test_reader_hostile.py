@@ -507,6 +507,7 @@ HEAD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", ['"', "", "}", "[", ",", "#", "\\", ":"])
 def test_a_damaged_byte_of_the_head_does_not_cost_the_events(byte: str, tmp_path: Path) -> None:
     for place in range(1, len(HEAD)):

@@ -253,6 +253,7 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
             assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(-(2**62), 2**62), st.floats(allow_nan=False, width=32)), min_size=1, max_size=20

@@ -322,6 +322,7 @@ def test_nothing_is_written_next_to_the_file(export: Path) -> None:
     assert sorted(path.name for path in export.parent.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_gzip_reads_the_same_and_a_bomb_is_refused(
     export: Path, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +448,7 @@ def test_h100_two_gpus(data: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_names_that_are_not_there_are_counted(export: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.sqlite"
     file.write_bytes(export.read_bytes())
@@ -492,6 +494,7 @@ def counts(trace: Trace) -> dict[str, int]:
     return {str(cat): len for cat, len in trace.events.group_by(pl.col("cat").cast(pl.String)).len().rows()}
 
 
+@pytest.mark.slow
 def test_activities_without_a_process_belong_to_the_only_one(
     maker: ModuleType, job: Job, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def add(trace: Any, type: int, ts: int, name: str = "", track: int = 1, **fields
     return event
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 def test_a_recording_of_the_sdk_is_read(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     folder = tmp_path_factory.mktemp("sdk")
@@ -276,6 +277,7 @@ def test_clocks_are_related_by_snapshots(tmp_path: Path) -> None:
     assert counts(trace)["read.pftrace_clock"] == 1
 
 
+@pytest.mark.slow
 def test_compressed_packets_stand_for_their_content(tmp_path: Path) -> None:
     plain = packets.Trace()
     packets.write_sequence(plain, 1)
@@ -310,6 +312,7 @@ def test_a_cut_compressed_packet_loses_no_other(tmp_path: Path, field: str, comp
     assert events(trace)[-1]["name"] == "last" and counts(trace)["read.corrupt_compression"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_sparse_interned_names_need_little_memory(tmp_path: Path) -> None:
     content = b"\x0a\x0c\x50\x01\x68\x01\x62\x06\x12\x04\x08\xff\xff\x03" * 2_000
@@ -337,6 +340,7 @@ def test_invalid_processes_leave_no_rank(tmp_path: Path, own: Any) -> None:
     assert len(events(read(written, tmp_path))) == 1
 
 
+@pytest.mark.slow
 def test_a_truncated_file_is_read_up_to_there(tmp_path: Path) -> None:
     written = packets.Trace()
     packets.write_sequence(written, 5, size=6)

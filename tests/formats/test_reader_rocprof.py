@@ -183,6 +183,7 @@ def test_layouts_and_versions_read_the_same(tmp_path: Path) -> None:
     assert usual.events.select(columns).equals(second.events.select(columns))
 
 
+@pytest.mark.slow
 def test_json_and_csv_read_as_the_database(tmp_path: Path) -> None:
     recording = recordings.make_recording()
     database = formats.read(recordings.write_rocpd(tmp_path / "a.db", recording))
@@ -306,6 +307,7 @@ def test_rocpd_states_devices_geometry_and_names(tmp_path: Path) -> None:
     assert stats(trace)["read.rocprof_not_read"] == ("info", 1)  # a counter
 
 
+@pytest.mark.slow
 def test_processes_are_ranks(tmp_path: Path) -> None:
     pair = [recordings.make_recording(3, rank, pid=100 - rank, rank=rank) for rank in range(2)]
     merged = formats.read(recordings.write_rocpd(tmp_path / "run.db", *pair))

@@ -230,6 +230,7 @@ def test_a_file_without_events_names_a_remedy(tmp_path: Path) -> None:
         etloom.read(write_space(space, tmp_path))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=9))
 def test_an_operation_that_contains_another_one_is_a_region(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]]

@@ -289,6 +289,7 @@ def test_kernels_of_a_library_call_are_one_call(has_others: bool, tmp_path: Path
     assert (operation["count"], operation["flops"]) == (4, 2 * 2 * 64**3)
 
 
+@pytest.mark.slow
 def test_all_time_of_real_profiles_has_costs(data: Path) -> None:
     conv = etloom.open(data / "xplane/jax_conv_mi300.xplane.pb", use_cache=False)
     row = etloom.analyze(conv[7], "flops").row(by_predicate=pl.col("name") == "cudnn-conv.1", named=True)

@@ -32,6 +32,7 @@ def find_ends(graph: Graph, rank: int) -> dict[int, int]:
     return dict(zip(graph.event[points].tolist(), points.tolist(), strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100))
 @given(st.integers(0, 10**9), st.integers(2, 100), st.integers(2, 3))
 def test_nothing_runs_before_what_it_waits_for_has_ended(seed: int, factor: int, ranks: int) -> None:

@@ -177,6 +177,7 @@ def free_communication(job: Job) -> float:
     return saved(graph, np.where(chosen, 0, graph.lag))
 
 
+@pytest.mark.slow
 def test_one_rank_predicts_more_gain_than_all_ranks(data: Path) -> None:
     """The long collective of rank 0 is a wait for slower ranks."""
     assert free_communication(opened(data, "dlrm")) == pytest.approx(2.3, abs=0.3)
@@ -575,6 +576,7 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(st.one_of(host, calls, work), min_size=1, max_size=30))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20))
 @given(st.lists(rows(), min_size=1, max_size=2))
 def test_any_trace_has_a_graph_that_gives_its_times(ranks: list[list[dict[str, Any]]]) -> None:

@@ -125,6 +125,7 @@ def test_a_graph_without_a_kind_of_edge_predicts_wrongly(kind):
     assert any(max(errors(seed, dropping(kind)).values()) > 0 for seed in range(6))
 
 
+@pytest.mark.slow
 def test_a_graph_in_which_waiting_is_work_predicts_wrongly():
     def mutate(graph: Graph) -> Graph:
         took = np.repeat(graph.time, np.diff(graph.first)) - graph.time[graph.source]
@@ -160,6 +161,7 @@ def test_minimum_latencies_never_exceed_observed_ones_and_identity_holds(seed):
     assert ((graph.min_latency >= 0) & (graph.min_latency <= took)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [-7, 10**15])
 def test_a_shift_of_the_clock_changes_nothing(shift):
     _, found = dependencies(1)
@@ -176,6 +178,7 @@ def test_a_shift_of_the_clock_changes_nothing(shift):
         assert getattr(graph, name).tolist() == getattr(found.graph, name).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_after(1, range(4)))
 def test_the_order_of_the_file_changes_nothing(seed):
     programs = jobs.programs(seed)

@@ -261,6 +261,7 @@ def make_different_replays(number: int) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_replays_that_all_differ_are_aligned(tmp_path: Path) -> None:
     replays = make_different_replays(230)
     assert len({tuple(kernels) for kernels in replays}) > 200

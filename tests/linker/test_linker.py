@@ -228,6 +228,7 @@ def test_dlrm_is_aligned_if_ids_belong_to_another_run(data: Path, rank: int) -> 
     )
 
 
+@pytest.mark.slow
 def test_linear_is_one_of_39_equal_iterations(data: Path) -> None:
     trace = of_rank(data / "linear")
     assert trace.links.height == 928 and same_names(trace)

@@ -155,6 +155,7 @@ def operators(made: LinkedTrace) -> tuple[Trace, set[tuple[int, int]]]:
     return made.execution_trace(), {(node["et_id"], names[node["rf_id"]]) for node in made.nodes}
 
 
+@pytest.mark.slow
 @given(SEED, st.integers(2, 7))
 @settings(max_examples=examples(15))
 def test_one_iteration_is_chosen_among_equal_ones_and_the_tie_is_counted(seed: int, times: int) -> None:

@@ -233,6 +233,7 @@ def test_stretches_share_out_the_events(seed: int, cuts: list[float]) -> None:
     assert sorted(seen) == sorted(trace.events["id"])
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.sampled_from(["aten::a*", "*", "work", "anyLaunch", "aten::[bc]1"]))
 def test_selecting_by_name_again_changes_nothing_and_a_star_selects_all(seed: int, glob: str) -> None:

@@ -62,6 +62,7 @@ def test_every_verb_reports_data_loss_once(
     assert "in doubt" not in call(*(whole if word == "RUN" else paths.get(word, word) for word in verb))[2]
 
 
+@pytest.mark.slow
 def test_verbs_that_list_data_loss_do_not_repeat_it(
     cut: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -201,6 +202,7 @@ def test_pairs_of_one_process_raise_no_doubt(folder: str, data: Path) -> None:
     assert etloom.open(data / folder, use_cache=False).stats.filter(name="link.processes_differ").is_empty()
 
 
+@pytest.mark.slow
 def test_a_process_is_compared_only_if_both_files_name_it(tmp_path: Path) -> None:
     def doubted(pid: object) -> list[str]:
         run = small_traces.write_run(tmp_path / "run", (0,))

@@ -51,6 +51,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tasks:
     return texts
 
 
+@pytest.mark.slow
 def test_ranks_are_read_into_the_cache_by_tasks(tasks: Tasks, tmp_path: Path) -> None:
     run = write_fleet(tmp_path / "run", 3)
     job = etloom.open(run, engine="ray", iterations="all")
@@ -109,6 +110,7 @@ def test_without_ray_the_remedy_names_the_extra(monkeypatch: pytest.MonkeyPatch)
         engines.run_on_ray(reading_tasks.read_into_cache, ["{}"])
 
 
+@pytest.mark.slow
 def test_without_ray_a_cached_run_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a single trace, which the engine does not concern."""
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
@@ -142,6 +144,7 @@ def names_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("names_of_tests")
 def test_a_process_handles_one_task_after_another(tmp_path: Path) -> None:
     files = [tmp_path / str(index) for index in range(6)]
@@ -153,6 +156,7 @@ def test_a_process_handles_one_task_after_another(tmp_path: Path) -> None:
     assert 1 <= len({file.read_text() for file in files}) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("names_of_tests")
 def test_after_a_failed_task_another_process_goes_on(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("0", "bad", "1", "killed", "2")]
@@ -163,6 +167,7 @@ def test_after_a_failed_task_another_process_goes_on(tmp_path: Path) -> None:
     assert len({file.read_text() for file in files if file.exists()}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("names_of_tests")
 def test_workers_import_nothing_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,6 +183,7 @@ def raise_interrupt(_: int) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("names_of_tests")
 def test_no_process_outlives_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[subprocess.Popen[str]] = []
@@ -212,6 +218,7 @@ def test_where_no_process_works_the_tasks_are_left(
     assert len(ended) <= 2 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("names_of_tests")
 def test_what_the_start_of_python_prints_is_not_an_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -243,6 +250,7 @@ def small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return write_fleet(tmp_path / "run", 4)
 
 
+@pytest.mark.slow
 def test_many_small_ranks_are_read_in_processes(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress: dict[str, int] = {}
 
@@ -265,6 +273,7 @@ def test_many_small_ranks_are_read_in_processes(small_run: Path, monkeypatch: py
                 assert_frame_equal(loaded[rank].table(name), table, categorical_as_str=True)
 
 
+@pytest.mark.slow
 def test_a_rank_that_a_process_cannot_read_is_reported_by_this_one(small_run: Path) -> None:
     next(small_run.glob("*_1.json*")).write_bytes(b"{]")
     stats = [etloom.open(small_run, use_cache=use_cache).stats for use_cache in (True, False)]

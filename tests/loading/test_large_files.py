@@ -70,6 +70,7 @@ def test_analyses_of_linked_traces_link_it(run: Path) -> None:
         assert etloom.analyze(lazy, name).equals(etloom.analyze(eager, name))
 
 
+@pytest.mark.slow
 def test_it_is_turned_into_parquet_once(run: Path, cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     spill = loading.file_reading.spill_to_parquet
@@ -160,6 +161,7 @@ def test_saved_runs_are_not_moved(run: Path, tmp_path: Path) -> None:
         etloom.open(tmp_path / "run.parquet", lazy=True)
 
 
+@pytest.mark.slow
 def test_info_and_query_report_that_it_is_not_joined(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["query", str(run), "select count(*) as n from events", "--format", "csv"]) == 0
     told = capsys.readouterr()

@@ -174,6 +174,7 @@ def test_traces_that_nothing_orders_are_ambiguous(tmp_path: Path, files: list[st
         assert len(etloom.open(tmp_path, rank_pattern=pattern, use_cache=False)) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [("2024_01_05_10_22_33/h{}", "2024_01_05_10_22_3{}/h{}"), ("same/h{}",) * 2]
 )

@@ -63,6 +63,7 @@ def test_a_folder_with_both_recordings_is_one_rank(tmp_path: Path) -> None:
     assert etloom.analyze(job, "top-ops").height >= 7
 
 
+@pytest.mark.slow
 def test_clocks_that_drift_apart_are_fitted_with_a_line(tmp_path: Path) -> None:
     launches = make_launches(steps=300, per_step=100)
     profile = write_kineto(tmp_path / "kineto.json", launches[:25_000], calls=True, kernels=True)

@@ -52,6 +52,7 @@ def test_work_of_several_streams_is_compared(tmp_path: Path) -> None:
     assert found.table("kernel").select("kernel", "count_before").rows() == [("k", 2.0)]
 
 
+@pytest.mark.slow
 def test_analyses_of_the_job_have_rows_without_a_rank(data: Path) -> None:
     for name in ("collectives", "collective-summary", "imbalance"):
         assert main(["analyze", name, str(data / "dlrm")]) == 0

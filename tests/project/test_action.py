@@ -94,6 +94,7 @@ def write_steps(folder: Path, step_us: float) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_without_a_baseline_the_comment_has_the_findings(tmp_path: Path) -> None:
     shutil.copytree(RECORDING, tmp_path / "run")
     outcome = run_action(tmp_path, {"run": "run", "script": "train.py"}, "pull_request", None)
@@ -110,6 +111,7 @@ def test_without_a_baseline_the_comment_has_the_findings(tmp_path: Path) -> None
     assert "pr comment 7 --body-file etloom-results/comment.md" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step_us", "verdict"), [(10_000, "passed"), (12_000, "failed")])
 def test_a_run_is_compared_with_the_stored_baseline(tmp_path: Path, step_us: float, verdict: str) -> None:
     stored = write_steps(tmp_path / "stored", 10_000)
@@ -122,6 +124,7 @@ def test_a_run_is_compared_with_the_stored_baseline(tmp_path: Path, step_us: flo
     assert "<testsuite" in (tmp_path / "etloom-results" / "junit.xml").read_text()
 
 
+@pytest.mark.slow
 def test_a_token_of_a_fork_costs_the_comment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DENIED", "1")
     shutil.copytree(RECORDING, tmp_path / "run")

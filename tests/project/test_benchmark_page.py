@@ -76,6 +76,7 @@ def test_a_page_is_not_written_from_a_run_that_failed(
     assert (tmp_path / "page.md").read_text() == "before"
 
 
+@pytest.mark.slow
 def test_without_the_shared_traces_inputs_are_made_of_own_recordings(
     measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

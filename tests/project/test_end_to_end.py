@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 import etloom
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 
 
+@pytest.mark.slow
 def test_two_ranks_from_files_to_report(own: Path, tmp_path: Path) -> None:
     job = etloom.open(own / "ddp_2", use_cache=False)
     assert job.ranks == [0, 1]
@@ -43,6 +45,7 @@ def test_two_ranks_from_files_to_report(own: Path, tmp_path: Path) -> None:
     assert page.startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_every_analysis_answers(own: Path) -> None:
     job = etloom.open(own / "ddp_2", use_cache=False)
     asks_for_more = []

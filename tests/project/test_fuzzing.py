@@ -174,6 +174,7 @@ def test_unexpected_values_include_every_kind() -> None:
     assert {type(value) for value in ODD_VALUES} == {type(None), bool, int, float, str, list, dict}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_after(1, ("events", "nodes", "launches", "links", "comms", "kernels")))
 def test_no_analysis_needs_a_table_that_others_refer_to(name: str, seeds: Path) -> None:
     job = etloom.open(seeds / "parquet" / "saved", use_cache=False)

@@ -114,6 +114,7 @@ def check_slots(format: str, seeds: Path, folder: Path, count: int | None) -> li
     return faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_odd_value_of_some_slots_is_one_line(format: str, seeds: Path, tmp_path: Path) -> None:
     assert check_slots(format, seeds, tmp_path, _QUICK_BATCHES) == []

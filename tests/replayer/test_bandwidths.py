@@ -89,6 +89,7 @@ def test_bytes_over_the_bus_follow_from_either_side_of_an_uneven_all_to_all(told
     assert _bus_bytes(Call(0, "all_to_all", (0, 1), "float", **told), 0) == 48
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_the_recording(data: Path) -> None:
     """Of an uneven all-to-all, where ranks put in 40 B each and get 16 to 64 B, as of all others."""
     import etloom

@@ -35,6 +35,7 @@ def steps(made: Plan, rank: int = 0) -> list[tuple[Any, ...]]:
     return [(c.collective, c.group, sum(c.inputs), sum(c.outputs), c.waits_for) for c in made.calls[rank]]
 
 
+@pytest.mark.slow
 def test_the_plan_of_every_recorded_call(data: Path) -> None:
     made = build_plan(etloom.open(data / "cpu/coll_4"))
     assert [len(own) for own in made.calls] == [35, 35, 32, 32]
@@ -56,12 +57,14 @@ def test_the_plan_of_every_recorded_call(data: Path) -> None:
     assert "[0, 1]" in rows["group"].to_list()
 
 
+@pytest.mark.slow
 def test_concurrent_calls_stay_concurrent(data: Path) -> None:
     made = build_plan(etloom.open(data / "cpu/pp_4"))
     # The fifth call, a receive, was made while the fourth, a send, was under way.
     assert [call.waits_for for call in made.calls[0][:6]] == [(), (0,), (1,), (2,), (), (3, 4)]
 
 
+@pytest.mark.slow
 def test_sizes_follow_a_smaller_world(data: Path) -> None:
     job = etloom.open(data / "dlrm")
     four, two = build_plan(job), build_plan(job, world_size=2)
@@ -275,6 +278,7 @@ def test_nonsense_from_a_launcher() -> None:
         Process.current({"RANK": "x", "WORLD_SIZE": "2"})
 
 
+@pytest.mark.slow
 def test_dry_run_needs_no_process_group(data: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     asked = ("--trace-path", data / "dlrm", "--trace-type", "et", "--backend", "mpi", "--format", "json")
     status, out, _ = call("replay", "comms", "--dry-run", *asked)

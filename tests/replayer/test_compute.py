@@ -109,6 +109,7 @@ def test_a_consumer_gets_the_result_of_its_producer(tmp_path: Path) -> None:
     assert seen["sum"].tolist() == [12.0] * 4
 
 
+@pytest.mark.slow
 def test_a_reused_storage_id_is_a_new_tensor_and_tensors_are_freed_after_their_last_read(
     tmp_path: Path,
 ) -> None:

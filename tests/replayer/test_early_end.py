@@ -161,6 +161,7 @@ def test_an_interrupted_dry_run_returns_its_partial_result(tmp_path: Path) -> No
     assert replay_trace(trace, "meta", on_step=interrupted).trace is None
 
 
+@pytest.mark.slow
 def test_an_exceeded_time_limit_stops_the_dry_run_or_the_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_one_process_for_several_ranks_is_one_line(tmp_path: Path, options: tupl
     assert "2 ranks to replay, but 1 process; start 2 (torchrun --nproc-per-node 2" in err
 
 
+@pytest.mark.slow
 def test_the_store_outlives_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has gathered all; rank 1 takes a second more to say that it is done."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

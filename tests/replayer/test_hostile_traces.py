@@ -78,6 +78,7 @@ def test_random_hostile_traces() -> None:
     assert status == 0, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("crash", "limit", "message"),
     [

@@ -37,6 +37,7 @@ def test_operators_that_end_the_process_are_omitted(tmp_path: Path, monkeypatch:
     assert isolation.run_isolated(deadly) == (3, {7: "it crashed the process: SIGSEGV"})
 
 
+@pytest.mark.slow
 def test_operators_that_never_end_are_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "OPERATOR_TIMEOUT_S", 0.5)
     assert isolation.run_isolated(command(tmp_path, monkeypatch, "time.sleep(60)")) == (
@@ -45,6 +46,7 @@ def test_operators_that_never_end_are_omitted(tmp_path: Path, monkeypatch: pytes
     )
 
 
+@pytest.mark.slow
 def test_repeats_have_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "OPERATOR_TIMEOUT_S", 0.25)
     assert isolation.run_isolated(command(tmp_path, monkeypatch, "pass", "told(None); time.sleep(1.2)")) == (

@@ -92,6 +92,7 @@ def test_a_script_has_the_recorded_shapes_strides_types_and_values(own: Path, tm
     assert torch.equal(names["call"](tensors, cpu), torch.addmm(*tensors))
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_noticed(own: Path, tmp_path: Path) -> None:
     job = etloom.open(own / "ddp_2")
     names = load_script(etloom.repro(job, find_event(job, "aten::addmm"), tmp_path / "x"))
@@ -103,6 +104,7 @@ def test_a_wrong_result_is_noticed(own: Path, tmp_path: Path) -> None:
     assert is_equal is False and "0.01" in text
 
 
+@pytest.mark.slow
 def test_every_operator_of_a_run_has_a_script_or_a_reason(own: Path, tmp_path: Path) -> None:
     """Of each name one: all of aten are written, parse, and name only operators of torch."""
     job = etloom.open(own / "ddp_2")
@@ -227,6 +229,7 @@ def test_a_collective_runs_under_torchrun(data: Path, tmp_path: Path) -> None:
     assert (figures["name"], figures["check"], figures["ranks"]) == ("reduce_scatter", True, 2)
 
 
+@pytest.mark.slow
 def test_every_kind_of_collective_has_a_script(data: Path, tmp_path: Path) -> None:
     job = etloom.open(data / "cpu" / "coll_4")
     kinds = {}
@@ -240,6 +243,7 @@ def test_every_kind_of_collective_has_a_script(data: Path, tmp_path: Path) -> No
     assert len(kinds) >= 11
 
 
+@pytest.mark.slow
 def test_another_reduction_is_noted(data: Path, tmp_path: Path) -> None:
     job = etloom.open(data / "cpu" / "coll_4")
     is_reduction = pl.col("collective").cast(pl.String) == "all_reduce"

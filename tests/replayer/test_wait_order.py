@@ -65,6 +65,7 @@ def test_the_wait_of_ddp_comes_before_the_optimizer_needs_the_gradients(data: Pa
     assert [call.wait_before_node for call in build_plan(job).calls[0]] == [None, None]
 
 
+@pytest.mark.slow
 def test_operators_of_a_device_count_by_when_the_device_did_them(data: Path) -> None:
     job = etloom.open(data / "dlrm")
     made = build_plan(job, operators=True).calls[0]

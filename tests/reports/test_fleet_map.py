@@ -103,6 +103,7 @@ def test_ranks_of_a_slow_host_are_no_kind(count: int) -> None:
     assert fleet is not None and sorted(fleet.outliers["rank"].to_list()) == list(range(count))
 
 
+@pytest.mark.slow
 def test_the_slow_rank_of_a_fleet_with_two_kinds_is_named(data: Path) -> None:
     run = etloom.open(data / "cases/turn3/fleet_bimodal/run")
     fleet = measure_fleet(etloom.analyze(run, "temporal-breakdown"), NO_HOSTS)

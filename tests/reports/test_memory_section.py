@@ -48,6 +48,7 @@ def write_random(path: Path, count: int, seed: int = 1) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_holders_sum_to_the_memory_in_use(data: Path, name: str) -> None:
     trace = etloom.open(data / "memory" / f"{name}.pickle.gz", use_cache=False)[0]
@@ -95,6 +96,7 @@ def test_data_of_a_short_history(tmp_path: Path) -> None:
     assert parts == {"forward (a.py:1)": [30 << 20, 30 << 20, 0], "forward (b.py:2)": [0, 10 << 20, 10 << 20]}
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_snapshot_is_about_memory(data: Path) -> None:
     job = etloom.open(data / "memory" / "gpt2700m_ctx128_full_step.pickle.gz", use_cache=False)
     lines = {line.topic: line for line in summarize_run(job).lines}
@@ -102,6 +104,7 @@ def test_the_summary_of_a_snapshot_is_about_memory(data: Path) -> None:
     assert "Critical path" not in lines and "12,665 requests and frees" in lines["Read"].text
 
 
+@pytest.mark.slow
 def test_a_snapshot_adds_little_to_the_page(tmp_path: Path) -> None:
     job = etloom.open(write_random(tmp_path / "a.pickle", 3000), use_cache=False)
     page = html_report.render_page(job)

@@ -54,6 +54,7 @@ def test_metrics_of_a_run_are_in_base_units(run: Path, call: Call) -> None:
     assert values["etloom_stats_rows", 'name="read.events",severity="info"'] > 0
 
 
+@pytest.mark.slow
 def test_otlp_has_the_same_values_as_prometheus(run: Path, call: Call) -> None:
     values = parse_prometheus(call("info", run, "--format", "prometheus")[1])
     (resource,) = json.loads(call("info", run, "--format", "otlp")[1])["resourceMetrics"]

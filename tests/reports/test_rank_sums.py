@@ -49,6 +49,7 @@ def test_the_page_sums_over_all_operators_of_all_ranks(data: Path) -> None:
     assert "top-ops-sum" not in one and "Operators by rank" not in one
 
 
+@pytest.mark.slow
 def test_steps_and_many_ranks_have_a_column_each(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = etloom.open(data / "hta_multirank")
     monkeypatch.setattr(html_report, "MAX_BARS", 1)

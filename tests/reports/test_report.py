@@ -391,6 +391,7 @@ def test_times_of_the_epoch_count_from_the_first_of_the_table() -> None:
 EPOCH = 1_700_000_000_000_000_000
 
 
+@pytest.mark.slow
 def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_have_it(data: Path) -> None:
     job = etloom.open(data / "hta_multirank", use_cache=False)
     # By hand: 607.3 and 622.9 ms on rank 0, 607.9 and 630.6 ms on rank 1.
@@ -407,6 +408,7 @@ def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_ha
     assert (row["before"], row["values_before"]) == (pytest.approx(mean), 2)
 
 
+@pytest.mark.slow
 def test_time_zero_is_the_first_work_and_the_recorder_has_one_track(data: Path) -> None:
     job = etloom.open(data / "hta_multirank", use_cache=False)
     starts = find_origins(job)

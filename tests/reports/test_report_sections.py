@@ -82,6 +82,7 @@ def test_each_collective_has_its_wait_and_transfer(data: Path) -> None:
     assert rows.count("<tr>") == 1 + tables["collectives"].height == 9
 
 
+@pytest.mark.slow
 def test_one_rank_states_what_is_unknown(data: Path) -> None:
     page = html_report.render_page(open_run(data / "tracelens" / "b200_eager.json.gz"))
     assert "Collectives of this rank" in page and "Between ranks" not in page
@@ -168,6 +169,7 @@ def test_notes_of_many_ranks_are_one(tmp_path: Path) -> None:
     assert said == [f"All 6 ranks together: {6 * (size - 4)} of {6 * size}"]
 
 
+@pytest.mark.slow
 def test_of_many_rows_the_costliest_of_all_ranks_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,7 @@ def test_of_many_rows_the_costliest_of_all_ranks_come_first(
     assert shown == [str(ns) for ns in operators["exclusive_ns"].sort(descending=True).head(2)]
 
 
+@pytest.mark.slow
 def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> None:
     """aten::common is the first operator of rank 0 and of rank 1 the 21st, which its table does not hold."""
     for rank in (0, 1):
@@ -210,6 +213,7 @@ def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_rank_of_several_devices_reports_when_it_is_idle(tmp_path: Path) -> None:
     def idle(*ranks: int) -> str:
         """Of ranks of so many devices."""
@@ -229,6 +233,7 @@ def test_a_rank_of_several_devices_reports_when_it_is_idle(tmp_path: Path) -> No
     assert idle(2, 1, 3) == "no GPU activity runs; ranks 0, 2 have up to 3, and are idle when all of them are"
 
 
+@pytest.mark.slow
 def test_an_omitted_path_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = etloom.open(small_traces.write_run(tmp_path / "run"))
     monkeypatch.setattr("etloom.reports.summary.MAX_GRAPH_EVENTS", 1)
@@ -277,6 +282,7 @@ def test_a_folder_with_other_content_is_refused_before_the_work(
     run.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_missing_folders_are_created_only_with_the_report(tmp_path: Path) -> None:
     run = small_traces.write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
@@ -286,6 +292,7 @@ def test_missing_folders_are_created_only_with_the_report(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["r.html"]
 
 
+@pytest.mark.slow
 def test_shares_leave_out_ranks_without_gpu_activity_if_others_have_some(tmp_path: Path) -> None:
     run = write_fleet(tmp_path / "run", 3, slow=())
     expected = {line.topic: line.figure for line in summarize_run(etloom.select(run, rank=[0, 2])).lines}

@@ -49,6 +49,7 @@ def test_no_file_is_read_for_a_report(tmp_path: Path) -> None:
     assert "password" not in render_source_lines(FRAME, sources)
 
 
+@pytest.mark.slow
 def test_functions_that_changed_between_two_runs_are_listed(data: Path) -> None:
     first = {"file": "/x/train.py", "lines": ["def main():", "    a = 1", f"    b = {HOSTILE[0]}"]}
     second = {"file": "/x/train.py", "lines": ["def main():", "    a = 1", "    b = 2"]}

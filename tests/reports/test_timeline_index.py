@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def list_rows(index: TimelineIndex) -> list[tuple[int, int, int]]:
     return [(track, 0, 64) for track in range(len(index._headers))]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100))
 @given(EVENTS, st.integers(0, 900), st.integers(1, 600), st.integers(1, 60), st.sampled_from(["", "name 1"]))
 def test_a_slice_hides_only_events_next_to_one_that_it_has(

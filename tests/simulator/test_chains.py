@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def slow_spans(scenario: Scenario, time: np.ndarray) -> dict[tuple[int, int], in
     return {key: high - low for key, (low, high) in spans.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds)
 def test_points_and_lags_are_those_of_the_whole_graph(seed: int) -> None:
@@ -63,6 +65,7 @@ def test_points_and_lags_are_those_of_the_whole_graph(seed: int) -> None:
         assert np.isin(np.flatnonzero(~exists), np.flatnonzero(kept[name].to_numpy() < 0)).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, factor=st.floats(0, 1000), basis=st.sampled_from([Basis.RECORDED, Basis.ROOFLINE]))
 def test_scaled_times_are_those_of_scaled_lags(seed: int, factor: float, basis: Basis) -> None:

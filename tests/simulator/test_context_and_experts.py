@@ -34,6 +34,7 @@ def predict(job: Job, **sizes: int) -> Job:
     return synthesize_job(resize(describe_recording(job), None, sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), [(2, 4), (4, 2)])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_other_sizes_of_context_parallelism_are_predicted_to_the_nanosecond(
@@ -45,6 +46,7 @@ def test_other_sizes_of_context_parallelism_are_predicted_to_the_nanosecond(
     assert dict(groups.iter_rows())["cp"] == str(list(range(new, 2 * new)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"), [((2, 4), (4, 8)), ((4, 8), (2, 4)), ((2, 4), (2, 8)), ((2, 8), (4, 8))]
 )
@@ -61,6 +63,7 @@ def test_other_sizes_of_expert_parallelism_are_predicted_to_the_nanosecond(
     assert dict(groups.iter_rows()) == {name: str(ranks) for name, ranks in expected.items()}
 
 
+@pytest.mark.slow
 def test_answers_name_the_basis_and_have_wider_intervals(tmp_path: Path) -> None:
     for job, sizes, reason in (
         (
@@ -85,6 +88,7 @@ def test_answers_name_the_basis_and_have_wider_intervals(tmp_path: Path) -> None
         assert widths[1] > widths[0] > 1
 
 
+@pytest.mark.slow
 def test_an_impossible_size_is_one_line(tmp_path: Path) -> None:
     experts = open_experts(tmp_path, 2, 4)
     pair = open_experts(tmp_path, 2, 2)
@@ -110,6 +114,7 @@ def test_an_impossible_size_is_one_line(tmp_path: Path) -> None:
             resize(describe_recording(job), None, sizes)
 
 
+@pytest.mark.slow
 def test_calls_that_do_not_show_their_tokens_are_refused(tmp_path: Path) -> None:
     calls = [call for call in context_calls(2, "ring") if "attention" not in call.name]
     job = mesh_jobs.open_job(tmp_path, calls, context_groups(2))
@@ -140,6 +145,7 @@ def test_weights_keep_their_bytes() -> None:
     assert shares[6] == (1.0, 1.0, Basis.GUESSED)
 
 
+@pytest.mark.slow
 def test_experts_of_all_replicas_grow_with_them_and_a_line_states_it(tmp_path: Path) -> None:
     scenario = resize(describe_recording(open_experts(tmp_path, 2, 2)), None, {"dp": 4})
     assert any(

@@ -68,6 +68,7 @@ def test_predict_takes_a_device(job: Job) -> None:
     assert row["predicted_ns"] > 1.5 * row["before_ns"]
 
 
+@pytest.mark.slow
 def test_another_vendor_is_wide_and_another_kind_of_device_refused(data: Path) -> None:
     """TraceLens recorded the same model on both: 49.7 ms on an H100, 47.1 ms on an MI300X."""
     for name, device, measured_ms in (("h100", "MI300X", 47.14), ("mi300", "h100", 49.73)):

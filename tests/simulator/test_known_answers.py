@@ -131,6 +131,7 @@ def test_other_kernel_and_host_times_are_predicted(run: list[Work], sync: str) -
 CHANGES = ["kernel", "copy", "host", "python", "op:aten::mm", "launch", "stream", "sync"]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(works, syncs)
 def test_x1_changes_nothing_and_less_is_never_slower(run: list[Work], sync: str) -> None:

@@ -89,6 +89,7 @@ def test_an_unknown_collective_names_those_of_the_run(job: Job) -> None:
     assert "its collectives are all_gather, all_reduce" in (raised.value.remedy or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu/ddp_2", "dlrm", "nccl_ddp"])
 def test_all_reduce_of_recordings(name: str, data: Path) -> None:
     job = etloom.open(data / name)
@@ -156,6 +157,7 @@ def test_a_change_before_the_network_is_kept(job: Job) -> None:
     assert (both.lag - alone.lag)[is_launch].tolist() == [7_000] * int(is_launch.sum())
 
 
+@pytest.mark.slow
 def test_communication_of_unknown_size_keeps_its_time(job: Job) -> None:
     unsized = Job(
         {
@@ -193,6 +195,7 @@ def test_a_run_without_communication_has_no_network(job: Job, change: Any) -> No
         simulate_with(Job(silent), [change])
 
 
+@pytest.mark.slow
 def test_models_that_miss_the_recording_predict_no_other_network(data: Path) -> None:
     """4 of 8 ranks were recorded: waits for the others pass for transfers. All-reduces state a hundredfold size."""
     factor = pl.when(pl.col("collective").cast(pl.String) == "all_reduce").then(100).otherwise(1)

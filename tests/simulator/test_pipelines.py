@@ -50,6 +50,7 @@ def test_other_stages_and_micro_batches(
     check(relay(recorded[on_device], sizes), one_f_one_b(stages, micro_batches))
 
 
+@pytest.mark.slow
 def test_other_schedules() -> None:
     check(relay(gpipe(3, 4).job(), {"mb": 7}), gpipe(3, 7))
     check(relay(interleaved(4, 8, 2).job(), {"mb": 16}), interleaved(4, 16, 2))
@@ -105,6 +106,7 @@ def test_the_bubble_is_that_of_the_closed_form(schedule: Schedule) -> None:
     assert recognize_schedule(directions, v) == schedule
 
 
+@pytest.mark.slow
 def test_predict_lays_out_pipelines(recorded: dict[bool, Job]) -> None:
     prediction = etloom.predict(recorded[True], parallel={"pp": 8, "mb": 16})
     assert isinstance(prediction, RelaidPipeline)

@@ -533,6 +533,7 @@ def test_every_axis_of_predict_is_an_axis_of_plan() -> None:
     assert parse_parallel(",".join(f"{axis}=1" for axis in AXES)) == dict.fromkeys(AXES, 1)
 
 
+@pytest.mark.slow
 def test_the_search_of_large_clusters_is_fast() -> None:
     import time
 

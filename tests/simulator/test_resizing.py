@@ -127,6 +127,7 @@ def test_groups_within_a_replica_are_copied_and_others_grow(mesh_scenario: Scena
     assert grown.graph.rank.max() == 7
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::etloom.core.errors.EtloomWarning")
 def test_the_traces_of_new_ranks_name_their_groups(mesh_scenario: Scenario, tmp_path: Path) -> None:
     job = synthesize_job(resize(mesh_scenario, 8))

@@ -118,6 +118,7 @@ def test_divided_kernels_and_messages_take_their_share(recorded: Scenario, sizes
         )
 
 
+@pytest.mark.slow
 def test_groups_along_both_axes_have_the_ranks_of_the_new_mesh(recorded: Scenario) -> None:
     job = synthesize_job(resize(recorded, None, {"tp": 4, "dp": 4}))
     members = {

@@ -79,6 +79,7 @@ def test_ranks_that_wait_for_each_other_go_on_when_nothing_moves() -> None:
     assert finish[:2] == [120.0, 130.0]
 
 
+@pytest.mark.slow
 def test_thousands_of_transfers_on_a_link_end() -> None:
     transfers = [Transfer((float(i),), (None,), 0.0, (Flow(1e6, (0,)),)) for i in range(20_000)]
     assert max(share_links(transfers)) == pytest.approx(20_000 * 1e6)
@@ -302,6 +303,7 @@ def overlapping_rank(rank: int, ends: tuple[float, float]) -> Trace:
     return linker.link(Trace(tables, {"rank": rank, "clock": "relative", "world_size": 2}))
 
 
+@pytest.mark.slow
 def test_overlapping_transfers_are_predicted_from_their_shared_times() -> None:
     # At 1 GB/s each takes 4 ms alone. Scaling their recorded 6 ms would give 14 ms instead of 16 ms.
     job = Job({rank: overlapping_rank(rank, (6.0, 8.0)) for rank in (0, 1)})

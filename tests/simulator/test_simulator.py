@@ -123,6 +123,7 @@ def test_factors_and_times() -> None:
             parsed(bad)
 
 
+@pytest.mark.slow
 def test_times_that_fit_no_clock_are_refused() -> None:
     job = jobs.job_of(jobs.simulate(jobs.programs(0)))
     for texts in (("host x1000000",) * 3, ("host =1000000s", "host x1000000")):
@@ -171,6 +172,7 @@ def test_the_retimed_job_has_the_times_of_simulating_again(seed: int) -> None:
         assert ours.equals(true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm", "cpu/pp_4", "nccl_ddp", "tracelens/mi300_qwen.json.gz"])
 def test_a_change_to_nothing_changes_nothing(data: Path, name: str) -> None:
     job = open_run(data / name)
@@ -215,6 +217,7 @@ def test_memcpys_that_fill_the_queue_of_the_device(data: Path) -> None:
     assert done.table["upper_bound_change_pct"].to_list() == pytest.approx([-48.5] * 3, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_recording_that_is_not_explained_is_not_predicted(data: Path) -> None:
     sampled = open_run(data / "hta_multirank")
     message = r"no prediction: the graph does not explain the recording \(rank 0, 63 % of the kernel starts"
@@ -252,6 +255,7 @@ def test_no_lag_raised_means_no_point_later_and_back(data: Path, change: str) ->
     assert (done.lower_bound <= np.maximum(done.upper_bound, done.recorded)).all()
 
 
+@pytest.mark.slow
 def test_the_retimed_job_is_a_job(data: Path, tmp_path: Path) -> None:
     job = open_run(data / "tracelens/h100_qwen.json.gz")
     done = etloom.simulate(job, "kernel x0.5")
@@ -282,6 +286,7 @@ def test_the_retimed_job_is_a_job(data: Path, tmp_path: Path) -> None:
     assert etloom.open(tmp_path / "faster.parquet")[rank].events.equals(events)
 
 
+@pytest.mark.slow
 def test_the_verb(data: Path, tmp_path: Path) -> None:
     run, out = str(data / "dlrm"), tmp_path / "free.parquet"
     done = CliRunner().invoke(
@@ -348,6 +353,7 @@ def test_figures_and_path_are_those_of_the_times_of_all_points(
     assert f"it becomes {', '.join(shares)}" in done.reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fewest", [0, 10**9])
 @pytest.mark.parametrize(
     "change",

@@ -173,6 +173,7 @@ def test_a_saving_from_a_late_recording_is_named(kind: str, due: bool) -> None:
     assert [line.partition(" of the saving")[0] for line in lines] == [f"{saved / 1e6:,.3f} ms"] * due
 
 
+@pytest.mark.slow
 def test_two_delays_at_once() -> None:
     both = make_job(8, Delay("kernels", rank=2, other=Delay("gap", rank=6)))
     truth = makespan(make_job(8, NO_DELAY))
@@ -220,6 +221,7 @@ def test_a_delay_of_3_ms_among_many_ranks() -> None:
     assert makespan(delayed, NoStraggler()) - recorded == pytest.approx(truth - recorded, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_four_ranks_of_dlrm(data: Path) -> None:
     simulated = etloom.simulate(data / "dlrm", NoStraggler())
     assert (simulated.table["upper_bound_change_pct"] < 0).any()

@@ -72,6 +72,7 @@ def test_matrix_products_follow_waves_and_memory() -> None:
     assert thin == pytest.approx(2 * 65536**2 / (constants.bandwidth * constants.memory_efficiency), rel=0.01)
 
 
+@pytest.mark.slow
 def test_calibration_recovers_constants() -> None:
     generator = np.random.default_rng(0)
     sizes = {

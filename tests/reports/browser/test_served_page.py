@@ -72,6 +72,7 @@ FAIL_ONCE = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_after_a_failed_slice_the_next_movement_asks_again(serve: Open, data: Path) -> None:
     page = serve(data / "hta_multirank")
     wait_until_loaded(page)
