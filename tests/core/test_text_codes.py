@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from etloom.core import text_codes
 from etloom.core.arrays import is_in, map_text, match_text
-from etloom.core.trace import Trace
 from support.examples import examples
 
 TEXTS = ["aten::add", None, "nccl:all_reduce", "aten::add", "", "cudaLaunchKernel", None, "aten::mul"]
@@ -103,43 +102,3 @@ def test_a_table_that_another_thread_replaces_meanwhile(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(text_codes.np, "full", replace_table)
     assert table.look_up(column, codes).tolist() == ["2" in text for text in column]
-
-
-def test_codes_and_masks_are_computed_once_per_table() -> None:
-    table = pl.DataFrame({"name": _column(TEXTS)})
-    codes = text_codes.get_codes(table, "name")
-    assert codes.tolist() == text_codes.read_codes(table["name"]).tolist()
-    mask = text_codes.mask_values(table, "name", {"aten::add", ""})
-    assert mask.tolist() == [text in ("aten::add", "") for text in TEXTS]
-    assert text_codes.get_codes(table, "name") is codes
-    assert text_codes.mask_values(table, "name", ["", "aten::add"]) is mask
-    with pytest.raises(ValueError):
-        mask[0] = False
-    other = table.with_columns(pl.Series("name", TEXTS[::-1], dtype=pl.Categorical))
-    assert text_codes.mask_values(other, "name", {""}).tolist() == [text == "" for text in TEXTS[::-1]]
-
-
-def test_codes_of_a_table_end_with_it() -> None:
-    table = pl.DataFrame({"name": _column(TEXTS)})
-    text_codes.get_codes(table, "name")
-    key = id(table)
-    assert key in text_codes._TABLES
-    del table
-    assert key not in text_codes._TABLES
-
-
-def test_a_clone_changed_in_place_does_not_change_the_table() -> None:
-    events = pl.DataFrame({"id": [0, 1], "cat": pl.Series(["cpu_op", "kernel"], dtype=pl.Categorical)})
-    trace = Trace({"events": events.cast({"id": pl.UInt32})})
-    clone = trace.events
-    clone.replace_column(
-        clone.get_column_index("cat"), pl.Series("cat", ["kernel"] * 2, dtype=pl.Categorical)
-    )
-    text_codes.mask_values(clone, "cat", {"kernel"})
-    assert text_codes.mask_values(trace.events, "cat", {"kernel"}).tolist() == [False, True]
-    assert text_codes.mask_values(trace.events, "cat", {"kernel"}) is text_codes.mask_values(
-        trace.events, "cat", {"kernel"}
-    )
-    clone = trace.events
-    clone.extend(trace.events)
-    assert text_codes.mask_values(clone, "cat", {"kernel"}).tolist() == [False, True] * 2

@@ -128,9 +128,7 @@ COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 
 
 def mask_events(events: pl.DataFrame, categories: Collection[str]) -> np.ndarray:
-    """Return a mask of the events whose category is one of ``categories``, read-only if the column is Categorical."""
-    if events["cat"].dtype == pl.Categorical:
-        return text_codes.mask_values(events, "cat", categories)
+    """Return a mask of the events whose category is one of ``categories``."""
     return is_in(events["cat"], categories)
 
 
@@ -142,10 +140,7 @@ def match_names(events: pl.DataFrame, pattern: str, within: np.ndarray | None = 
         pattern: The regular expression.
         within: Mask of the events to look at; the others do not match.
     """
-    names = events["name"]
-    if names.dtype != pl.Categorical:
-        return match_text(names, pattern, within)
-    return text_codes.match_pattern(names, pattern, within, text_codes.get_codes(events, "name"))
+    return match_text(events["name"], pattern, within)
 
 
 def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
@@ -237,7 +232,7 @@ def is_profiler_internal() -> pl.Expr:
 def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
     """Return events with a column ``kind``, one of `KERNEL_TYPES`; computed once per distinct category and name."""
     cats, texts = (events[column].cast(pl.Categorical) for column in ("cat", "name"))
-    codes, user_files = text_codes.read_codes(texts), names.list_user_files()
+    user_files = names.list_user_files()
     kinds = np.full(events.height, -1)
     rows, positions = text_codes.find_distinct(text_codes.read_codes(cats))
     for position, category in enumerate(take_rows(cats, rows).to_list()):
@@ -246,7 +241,7 @@ def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
             kinds[selected] = KERNEL_TYPES.index("memory")
         elif category in DEVICE_CATEGORIES:
             kinds[selected] = text_codes.compute_numbers(
-                take_rows(texts, selected), codes[selected], number_kernel_type, category, user_files
+                take_rows(texts, selected), number_kernel_type, category, user_files
             )
     return events.hstack([take_rows(pl.Series("kind", KERNEL_TYPES, dtype=KERNEL_TYPE_DTYPE), kinds)])
 

@@ -121,7 +121,7 @@ def nest_events(
         start,
         end,
         kind[rows],
-        text_codes.get_codes(events, "name")[rows].astype(np.int64),
+        text_codes.read_codes(events["name"])[rows].astype(np.int64),
         TOLERANCE_NS,
     )
     n = events.height

@@ -7,8 +7,7 @@ whose names are the same, share.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,8 +18,6 @@ from etloom._native import distinct_codes, looked_up, row_indexes
 
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
-_CODED_TABLE = "events"
-"""The table of a Trace with which its codes and masks are kept; other tables need them only once."""
 _ANCHOR = pl.Series([""], dtype=pl.Categorical)
 """Keeps the codes of the process: polars drops them with the last column."""
 _CODES = pl.col("text").to_physical()
@@ -28,10 +25,6 @@ _CODES_WITHOUT_NULL = _CODES.fill_null(ABSENT)
 _MAX_KEPT = 1 << 18
 """Texts of greater codes are matched at each call, so that the tables stay small."""
 _FIRST_ROWS = 1 << 15
-_MAX_SHARED_ROWS = 1 << 20
-"""The masks of larger tables take too much memory to be kept as long as the tables."""
-_CODE_ROW_BYTES = 24
-"""Codes and masks that are kept with a table, per row (measured: 20)."""
 _UNKNOWN = np.uint8(255)
 """Entry of a table for a text that has not occurred."""
 
@@ -45,77 +38,6 @@ def read_codes(column: pl.Series) -> Codes:
     query = _CODES_WITHOUT_NULL if column.null_count() else _CODES
     codes: Codes = column.to_frame("text").select_seq(query).to_series().to_numpy()
     return codes
-
-
-class _TableCodes:
-    """Codes and masks of the text columns of a table, which its clones share."""
-
-    def __init__(self, table: pl.DataFrame) -> None:
-        self.table = weakref.ref(table)
-        self.height = table.height
-        self.codes: dict[str, Codes] = {}
-        self.masks: dict[tuple[str, frozenset[str]], Mask] = {}
-
-
-_TABLES: dict[int, tuple[weakref.ref[pl.DataFrame], _TableCodes]] = {}
-"""A weak reference to each table and its codes, by the id of the table."""
-
-
-def _find_table(table: pl.DataFrame) -> _TableCodes:
-    entry = _TABLES.get(id(table))
-    if entry is not None and entry[0]() is table and entry[1].height == table.height:
-        return entry[1]
-    return _add_table(table, _TableCodes(table))
-
-
-def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
-    key = id(table)
-    _TABLES[key] = weakref.ref(table, lambda _: _TABLES.pop(key, None)), codes
-    return codes
-
-
-def clone_table(name: str, table: pl.DataFrame) -> pl.DataFrame:
-    """Return a clone of a table of a Trace; clones of `_CODED_TABLE`, unless it is large, share its codes and masks.
-
-    The owner of a table returns clones, so that nothing done in place to one of them reaches the table. After a change
-    in place, the clone itself must not be passed to functions that ask for codes.
-    """
-    clone = table.clone()
-    if name == _CODED_TABLE and 0 < table.height <= _MAX_SHARED_ROWS:
-        _add_table(clone, _find_table(table))
-    return clone
-
-
-def estimate_code_bytes(name: str, table: pl.DataFrame) -> int:
-    """Return about how many bytes of codes and masks are kept with a table of a Trace."""
-    is_coded = name == _CODED_TABLE and table.height <= _MAX_SHARED_ROWS
-    return _CODE_ROW_BYTES * table.height if is_coded else 0
-
-
-def get_codes(table: pl.DataFrame, column: str) -> Codes:
-    """Return the codes of a Categorical column (see `read_codes`), read-only.
-
-    They are read once per table, which must not be changed in place afterwards.
-    """
-    tables = _find_table(table)
-    by_column = tables.codes
-    if (codes := by_column.get(column)) is None:
-        owner = tables.table()
-        codes = by_column[column] = read_codes((table if owner is None else owner)[column])
-        codes.flags.writeable = False
-    return codes
-
-
-def mask_values(table: pl.DataFrame, column: str, values: Collection[str]) -> Mask:
-    """Return a read-only mask of the rows whose text in a Categorical column is one of ``values``.
-
-    A mask is computed once per table, which must not be changed in place afterwards.
-    """
-    masks, key = _find_table(table).masks, (column, frozenset(values))
-    if (mask := masks.get(key)) is None:
-        mask = masks[key] = match_codes(get_codes(table, column), tuple(key[1]))
-        mask.flags.writeable = False
-    return mask
 
 
 def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -257,41 +179,33 @@ def _tabulate(function: Callable[..., pl.Expr], *arguments: Hashable) -> _TextTa
     return _TextTable(function(pl.col("text").cast(pl.String), *arguments))
 
 
-def compute_numbers(
-    column: pl.Series, codes: Codes, function: Callable[..., pl.Expr], *arguments: Hashable
-) -> Numbers:
+def compute_numbers(column: pl.Series, function: Callable[..., pl.Expr], *arguments: Hashable) -> Numbers:
     """Return an integer below 255 for each row of a Categorical column, computed once per distinct text.
 
     Args:
         column: The column; null has the number 0.
-        codes: Its codes.
         function: Returns an expression for the number of a text, an expression itself, with these arguments. The
             numbers are kept as long as the process, by function and arguments.
     """
-    return _tabulate(function, *arguments).look_up(column, codes)
+    return _tabulate(function, *arguments).look_up(column, read_codes(column))
 
 
 def _contains(text: pl.Expr, pattern: str) -> pl.Expr:
     return text.str.contains(pattern)
 
 
-def match_pattern(
-    column: pl.Series, pattern: str, within: Mask | None = None, codes: Codes | None = None
-) -> Mask:
+def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -> Mask:
     """Return a mask of the rows of a Categorical column that contain a match of a regular expression.
 
     Args:
         column: The column; null does not match.
         pattern: The regular expression.
         within: Mask of the rows to look at; the others do not match.
-        codes: The codes of the column, if they are known.
     """
-    codes, table = read_codes(column) if codes is None else codes, _tabulate(_contains, pattern)
+    codes, table = read_codes(column), _tabulate(_contains, pattern)
     if within is None:
         return table.look_up(column, codes).view(np.bool_)
-    if (
-        np.count_nonzero(within) > within.size // 4
-    ):  # the codes of many rows take longer to select than to look up
+    if np.count_nonzero(within) > within.size // 4:  # to select many codes takes longer than to look them up
         every: Mask = table.look_up(column, codes).view(np.bool_) & within
         return every
     matches = np.zeros(codes.size, np.bool_)

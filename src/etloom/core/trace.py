@@ -26,7 +26,6 @@ from etloom.core.meta import JobMeta, TraceMeta
 from etloom.core.schema import SEVERITIES, TABLES, Stat
 from etloom.core.table_attributes import TableAttributes
 from etloom.core.text import count_noun, format_ranks
-from etloom.core.text_codes import clone_table
 
 _Result = TypeVar("_Result")
 
@@ -236,7 +235,7 @@ class Trace(TableAttributes):
         if (loader := self._loaders.get(name)) is not None:
             return loader.read()
         if (frame := self._tables.get(name)) is not None:
-            return clone_table(name, frame)
+            return frame.clone()
         _check_name(name)
         return TABLES[name].empty()
 

@@ -40,11 +40,11 @@ class TextColumn:
     ) -> NDArray[np.uint8]:
         """Return an integer below 255 for the text of each of ``rows``; see `text_codes.compute_numbers`."""
         texts = arrays.take_rows(self._column, rows)
-        return text_codes.compute_numbers(texts, self._codes[rows], function, *arguments)
+        return text_codes.compute_numbers(texts, function, *arguments)
 
     def match_regex(self, expression: str) -> Mask:
         """Return a mask of the rows that contain a match of a regular expression."""
-        return text_codes.match_pattern(self._column, expression, codes=self._codes)
+        return text_codes.match_pattern(self._column, expression)
 
     def is_in(self, values: Collection[str]) -> Mask:
         """Return a mask of the rows whose text is one of ``values``."""

@@ -98,8 +98,8 @@ def _collect_submissions(
 
 def _match(texts: pl.Series, *patterns: str) -> list[np.ndarray]:
     """Return one mask per regular expression: the texts that contain a match."""
-    codes = text_codes.read_codes(texts)
-    return [text_codes.match_pattern(texts, pattern, codes=codes) for pattern in patterns]
+    column = text_codes.CodedColumn(texts)
+    return [column.match_pattern(pattern) for pattern in patterns]
 
 
 class _Submissions:

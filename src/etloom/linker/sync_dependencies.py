@@ -142,7 +142,7 @@ class _Calls:
 
 def _find_sync_calls(events: pl.DataFrame) -> _Calls:
     """Return the calls that synchronize, in order of their start."""
-    numbers = text_codes.compute_numbers(events["name"], text_codes.get_codes(events, "name"), _number_kind)
+    numbers = text_codes.compute_numbers(events["name"], _number_kind)
     rows = np.flatnonzero((numbers > 0) & categories.mask_events(events, categories.RUNTIME_CATEGORIES))
     pids, tids, starts, durations = (
         to_array(arrays.take_rows(events[name], rows), null)

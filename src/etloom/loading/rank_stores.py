@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import polars as pl
 
 from etloom.core.names import list_user_files
-from etloom.core.text_codes import clone_table, estimate_code_bytes
 from etloom.core.trace import SMALL_ROWS, Job, Results, TableLoader, Trace
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
@@ -205,9 +204,9 @@ class ResidentTable:
         frame, added_bytes = self._rank.frames.get(self._name), 0
         if frame is None:
             frame = self._rank.frames[self._name] = self._stored.read().rechunk()
-            added_bytes = int(frame.estimated_size()) + estimate_code_bytes(self._name, frame)
+            added_bytes = int(frame.estimated_size())
         self._rank.use(added_bytes)
-        return clone_table(self._name, frame)
+        return frame.clone()
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a lazy query, over memory if it is loaded or small, else over its file."""
