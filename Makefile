@@ -9,7 +9,7 @@ PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
 # More processes than cores: tests that start jobs wait for half of their time.
-JOBS ?= 3
+JOBS ?= 4
 FUZZ_SECONDS ?= 60
 FLEET_RANKS ?= 100 1000
 SOAK_SECONDS ?= 600
@@ -18,6 +18,9 @@ FUZZ_CASES ?= 20000
 FUZZ_REPORTS ?= 2000
 FUZZ_FLAGS ?= -O1 -g
 FUZZ_FORMATS ?= memory-snapshot xplane chakra nsys rocprof pipeline-operations metrics flight-recorder card facts
+
+# $(call meanwhile,command,tests) runs a command while the tests run, and fails if one of both does.
+meanwhile = @{ $(1); } & other=$$!; tests=0; $(2) || tests=$$?; wait $$other; exit $$tests
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -136,9 +139,7 @@ check: lint-package
 	$(BIN)/python -m pytest -q $(QUICK) tests/$(PACKAGE) $(PYTEST_ARGS)
 else
 check: style ## lint and the fast tests in parallel; PACKAGE=linker does so for one package only
-	@$(BIN)/mypy & types=$$!; tests=0; \
-		$(BIN)/python -m pytest -q $(PARALLEL) $(QUICK) $(PYTEST_ARGS) || tests=$$?; \
-		wait $$types; exit $$tests
+	$(call meanwhile,$(BIN)/mypy,$(BIN)/python -m pytest -q $(PARALLEL) $(QUICK) $(PYTEST_ARGS))
 endif
 
 lint-package: setup
@@ -146,13 +147,16 @@ lint-package: setup
 	$(BIN)/ruff check src/etloom/$(PACKAGE) tests/$(PACKAGE)
 	$(BIN)/mypy src/etloom/$(PACKAGE)
 
-test: lint docs test-only ## lint, the documentation, and every test
+test: style $(VENV)/.docs $(VENV)/.browser ## lint, the documentation, and every test
+	$(call meanwhile,$(BIN)/mypy && $(BUILD_DOCS),$(ALL_TESTS))
 
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+ALL_TESTS := $(BIN)/python -m pytest -q $(PARALLEL) --hypothesis-profile=quick $(PYTEST_ARGS)
 test-only: setup $(VENV)/.browser
-	$(BIN)/python -m pytest -q $(PARALLEL) --hypothesis-profile=quick $(PYTEST_ARGS)
+	$(ALL_TESTS)
 
 docs: setup $(VENV)/.docs ## build the documentation into build/site; fails on dead links
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BUILD_DOCS)
 
 reference: setup ## write the generated pages of docs/reference, and docs/gallery.md
 	$(BIN)/python docs/generate_reference.py
