@@ -228,6 +228,8 @@ def fit_by_time(operators: pl.DataFrame, calls: pl.DataFrame, *, share_epoch: bo
     if share_epoch:
         call_counts = np.where(np.abs(offsets) < _EPOCH_SPAN_NS, call_counts, 0)
     best = int(np.argmax(call_counts))
+    if call_counts[best] < 0.5:  # no possible offset, or no call in an operator under any
+        return None
     far = np.abs(offsets - offsets[best]) > _OVERLAP_NS
     rival = float(call_counts[far].max(initial=0.0))
     trials = offsets[best] + np.arange(-2 * cell, 2 * cell + 1, max(cell // 32, 1))
