@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +16,7 @@ from support.two_profilers import make_launches, record_with_rocprof, write_kine
 
 LAUNCHES = make_launches()
 ZERO = 1_700_000_000_000_000_000
+TIMES = ("start", "end", "call", "kernel", "kernel_end")
 RECORDED = {"calls and kernels": (True, True), "calls": (True, False), "operators only": (False, False)}
 
 
@@ -83,6 +85,19 @@ def test_clocks_that_drift_apart_are_fitted_with_a_line(tmp_path: Path, tool: st
     trace = etloom.link(profile, other)
     assert list_operators(trace) == [launch.operator for launch in launches[:25_000]]
     assert trace.meta["profiler_join"]["drift"] == pytest.approx(5e-6, rel=0.05)
+
+
+def test_recordings_of_minutes_are_fitted(tmp_path: Path) -> None:
+    """The first estimate of the offset is then coarser than events are apart from each other."""
+    launches = [
+        replace(launch, **{name: getattr(launch, name) + launch.step * 2_000_000_000 for name in TIMES})
+        for launch in make_launches(steps=200, per_step=20)
+    ]
+    profile = write_kineto(tmp_path / "kineto.json", launches, calls=True, kernels=True)
+    other = write_rpd(tmp_path / "results.rpd", record_with_rocprof(launches, drift=2e-6))
+    trace = etloom.link(profile, other)
+    assert list_operators(trace) == [launch.operator for launch in launches]
+    assert trace.meta["profiler_join"]["drift"] == pytest.approx(2e-6, rel=0.05)
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
