@@ -71,7 +71,6 @@ def find_compressed_packets(data: bytes | bytearray) -> list[tuple[int, int, int
 def read_perfetto(
     data: bytes | bytearray, max_rows: int
 ) -> tuple[dict[str, dict[str, Column]], PerfettoSummary]: ...
-
 def read_sqlite_table(
     path: str, file_bytes: int, root: int, columns: list[tuple[str, int, int, bool, bool]], max_rows: int
 ) -> tuple[dict[str, Column], int, list[int]] | None:

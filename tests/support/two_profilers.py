@@ -119,7 +119,7 @@ def write_unitrace(path: Path, launches: list[Launch], offset_us: int, tid: int 
 
 
 def write_nsys(path: Path, launches: list[Launch], epoch: int, *, drift: float = 0.0) -> Path:
-    """Write the launches as an export of Nsight Systems that began at ``epoch``, whose clock runs faster by ``drift``."""
+    """Write the launches as an export of Nsight Systems that began at ``epoch``; its clock is faster by ``drift``."""
     process = PID << 24
     names = {1: "cudaLaunchKernel_v7000", 2: KERNEL, 3: "gemm"}
 

@@ -232,7 +232,7 @@ def _judge(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> ClockFit
     gaps = np.abs(pairs["gap"].to_numpy())
     residual = (float(np.median(gaps)), float(np.percentile(gaps, 95)))
     compared = _select_middle(reference)
-    expected_pairs = pairs["row"].is_in(compared["row"].implode()).sum()
+    expected_pairs = int(pairs["row"].is_in(compared["row"].implode()).sum())
     for decoy in _DECOYS_NS:
         wrong = _pair(compared, other, Line(line.offset + decoy, line.origin, line.drift))
         if (wrong["gap"].abs() <= residual[1]).sum() > _MAX_CHANCE * expected_pairs:

@@ -183,7 +183,11 @@ class SqliteFile:
         binary = {name: pl.Binary for name, dtype in columns.items() if dtype == pl.Binary}
         counts = {name: count for (_, name), count in zip(wanted, others, strict=True)}
         for name in binary:
-            parts = list(self.query(table, _select(table, {name: pl.Binary}), {name: pl.Binary}) if counts[name] else [])
+            parts = list(
+                self.query(table, _select(table, {name: pl.Binary}), {name: pl.Binary})
+                if counts[name]
+                else []
+            )
             if sum(part.height for part in parts) != (rows if counts[name] else 0):
                 return None
             content = pl.concat(parts)[name] if parts else pl.Series(name, [None] * rows, dtype=pl.Binary)
