@@ -22,6 +22,7 @@
 #include "parsers.hpp"
 #include "perfetto.hpp"
 #include "perfetto_writer.hpp"
+#include "sqlite_table.hpp"
 
 namespace {
 
@@ -241,6 +242,25 @@ std::string random_message(Random& random, int depth) {
     return message;
 }
 
+// Tables of a SQLite file, whose columns have a value of each row; a page is read once, so that few bytes are few rows.
+void read_as_sqlite() {
+    using etloom::sqlite::Type;
+    const auto read_at = [](uint64_t at, char* into, size_t size) {
+        if (at > input.size() || size > input.size() - at) return false;
+        std::copy_n(input.begin() + static_cast<ptrdiff_t>(at), size, into);
+        return true;
+    };
+    for (uint32_t root = 1; root < 5; ++root) {
+        etloom::sqlite::TableReader reader(read_at, input.size(), {{"a", 0, Type::kWhole, true, false}, {"b", 1, Type::kText, false, false},
+                                                                   {"c", 2, Type::kReal, false, false}, {"d", 3, Type::kNone, false, root == 2}});
+        if (!reader.read(root, root == 3 ? 5 : SIZE_MAX / 2)) continue;
+        if (reader.rows > input.size()) std::abort();
+        for (auto& named : reader.tables["rows"].columns()) {
+            if (named.column->size() != reader.rows) std::abort();
+        }
+    }
+}
+
 // A Perfetto trace may be read, and a Chrome trace written as one, whatever is in them.
 void read_as_perfetto() {
     const std::vector<char> copy(input.begin(), input.end());  // of its own, so that a read behind it is seen
@@ -270,6 +290,7 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
     read_by_one_and_two(etloom::kineto_parser, random);
     read_by_one_and_two(etloom::execution_trace_parser, random);
     read_as_perfetto();
+    read_as_sqlite();
     return 0;
 }
 #else

@@ -1,12 +1,17 @@
 // The parsers as Python sees them: bytes in, columns out as Arrow capsules, the GIL released while they work.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <fstream>
 
 #include "bindings.hpp"
 #include "outgoing.hpp"
 #include "parse/parsers.hpp"
 #include "parse/perfetto.hpp"
 #include "parse/perfetto_writer.hpp"
+#include "parse/sqlite_table.hpp"
 
 namespace nb = nanobind;
 
@@ -119,6 +124,28 @@ nb::tuple read_perfetto(const nb::object& from, size_t max_rows) {
     return nb::make_tuple(take(trace->tables), all);
 }
 
+// The columns of a table, the number of rows, and of values of another type by column; None: SQLite has to read it.
+nb::object read_sqlite_table(const std::string& path, uint64_t file_bytes, uint32_t root,
+                             const std::vector<std::tuple<std::string, size_t, uint8_t, bool, bool>>& columns, uint64_t max_rows) {
+    using namespace etloom::sqlite;
+    std::vector<Wanted> wanted;
+    for (const auto& [name, place, type, is_row_number, has_default] : columns) {
+        wanted.push_back({name, place, static_cast<Type>(type), is_row_number, has_default});
+    }
+    std::ifstream file;
+    file.rdbuf()->pubsetbuf(nullptr, 0);  // pages are read as a whole
+    file.open(path, std::ios::binary);
+    const auto read_at = [&](uint64_t at, char* into, size_t size) {
+        return static_cast<bool>(file.seekg(static_cast<std::streamoff>(at)).read(into, static_cast<std::streamsize>(size)));
+    };
+    TableReader reader(read_at, file_bytes, wanted);
+    {
+        nb::gil_scoped_release release;
+        if (!file || !reader.read(root, max_rows)) return nb::none();
+    }
+    return nb::make_tuple(take(reader.tables)["rows"], reader.rows, reader.others);
+}
+
 using PerfettoWriter = etloom::perfetto::Writer;
 
 nb::bytes add_events(PerfettoWriter& writer, const nb::object& from) {
@@ -165,6 +192,8 @@ void bind_parsers(nb::module_& module) {
                "(from, to, data, size, is_zstd) of each compressed packet of a Perfetto trace.");
     module.def("read_perfetto", &read_perfetto, nb::arg("data"), nb::arg("max_rows"),
                "The tables of a Perfetto trace, as those of `Parser.take`, and a summary.");
+    module.def("read_sqlite_table", &read_sqlite_table, nb::arg("path"), nb::arg("file_bytes"), nb::arg("root"), nb::arg("columns"),
+               nb::arg("max_rows"), "Columns of a table of a SQLite file; None if SQLite has to read it.");
     nb::class_<PerfettoWriter>(module, "PerfettoWriter", "Events of a Chrome trace in, packets of a Perfetto trace out.")
         .def(nb::init<>())
         .def("start", [](PerfettoWriter& writer, int64_t epoch) { return to_bytes(writer.start(epoch)); }, nb::arg("epoch"),

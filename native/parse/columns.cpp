@@ -118,6 +118,7 @@ void Texts::settle(Troubles& troubles) {
 }
 
 void Texts::leave(ArrowSchema* schema, ArrowArray* array) {
+    if (finish_ == Finish::kPlain) return leave_as(schema, array, "I", &dictionary_);
     Dictionary finished;
     std::vector<uint32_t> codes;
     codes.reserve(dictionary_.texts().size());

@@ -205,9 +205,9 @@ class RowNumbers : public Numbers<uint32_t> {
 };
 
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
-enum class Finish { kUnescape, kCanonical };
+enum class Finish { kUnescape, kCanonical, kPlain };
 
-// Repeated text: the inside of JSON strings (kUnescape) or JSON values (kCanonical).
+// Repeated text: the inside of JSON strings (kUnescape), JSON values (kCanonical), or UTF-8 that is no JSON (kPlain).
 class Texts : public Numbers<uint32_t> {
   public:
     explicit Texts(Finish finish) : finish_(finish) {}
@@ -233,6 +233,7 @@ class Texts : public Numbers<uint32_t> {
     // A code for `push`, and the text of a code.
     uint32_t code(std::string_view text) { return dictionary_.code(text); }
     std::string_view text(uint32_t code) const { return dictionary_.texts()[code]; }
+    const std::vector<std::string_view>& texts() const { return dictionary_.texts(); }
 
     void append(const Column& other, const Shifts& shifts) override;
     void forget_other() override { codes_of_other_.clear(); }

@@ -1,7 +1,9 @@
 // See kineto_event.hpp.
 #include "kineto_event.hpp"
 
+#include <cmath>
 #include <optional>
+#include <string>
 
 #include "json_text.hpp"
 
@@ -54,7 +56,11 @@ void Event::keep(std::string_view key, std::string_view token, std::string_view 
 void Event::give_back(uint64_t mask, Troubles& troubles) {
     for (uint64_t left = present & mask; left != 0; left &= left - 1) {
         const auto which = static_cast<size_t>(__builtin_ctzll(left));
-        keep(kFields[which].key, values[which].token, "", troubles);
+        std::string number;
+        if (values[which].token.empty()) {
+            is_whole(kFields[which].kind) ? append_whole(number, values[which].whole) : append_real(number, values[which].real);
+        }
+        keep(kFields[which].key, number.empty() ? values[which].token : number, "", troubles);
     }
     present &= ~mask;
 }
@@ -151,6 +157,27 @@ bool EventReader::argument(std::string_view key, std::string_view token) {
         return false;
     }
     if (!none) e.present |= bit;
+    return true;
+}
+
+bool EventReader::add_number(std::string_view key, int64_t number) {
+    constexpr int64_t kShort = 1'000'000'000'000'000'000;
+    const size_t which = index_.find(key);
+    if (which == kFieldCount || !is_whole(kFields[which].kind) || number >= kShort || number <= -kShort) return false;
+    bool none = false;
+    if (!fits(kFields[which], number, none)) return false;
+    event_.present = (event_.present & ~(uint64_t{1} << which)) | (uint64_t{!none} << which);
+    event_.values[which].token = {};
+    event_.values[which].whole = number;
+    return true;
+}
+
+bool EventReader::add_number(std::string_view key, double number) {
+    const size_t which = index_.find(key);
+    if (which == kFieldCount || kFields[which].kind != Kind::kReal || !std::isfinite(number)) return false;
+    event_.present |= uint64_t{1} << which;
+    event_.values[which].token = {};
+    event_.values[which].real = number;
     return true;
 }
 

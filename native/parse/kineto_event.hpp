@@ -14,7 +14,7 @@
 namespace etloom::kineto {
 
 struct Value {
-    std::string_view token;
+    std::string_view token;  // empty: that of the number
     union {
         int64_t whole;
         uint64_t natural;
@@ -77,6 +77,9 @@ class EventReader {
     void add_argument(std::string_view key, std::string_view token) {
         if (!argument(key, token)) event_.keep(key, token, "", troubles_);
     }
+    // Adds an argument whose value is a number, if a column holds such numbers; its text is made only where it is needed.
+    bool add_number(std::string_view key, int64_t number);
+    bool add_number(std::string_view key, double number);
     // Adds the layout of an event that `read` has read.
     void learn(std::string_view event, const Cursor& at) {
         if (tries_known()) layout_.learn(event, at);

@@ -16,6 +16,7 @@ using wire::real_of;
 
 namespace {
 
+constexpr size_t kLargestEvent = UINT32_MAX;
 constexpr size_t kLongestText = 1 << 15;  // of what is repeated by number
 constexpr uint32_t kRealtime = 1, kFirstSequenceClock = 64, kLastSequenceClock = 127;
 constexpr std::string_view kSubTrack = "overlaps its parent track";  // exports/perfetto writes it
@@ -439,7 +440,8 @@ void Trace::read_event(std::string_view bytes, Sequence& sequence, const State& 
         tracks_[track].pid = pid;
         tracks_[track].tid = tid;
     }
-    records_.push_back({ts, track, sequence.state, clock, kNoRecord, phase, has_arguments, bytes});
+    const auto size = static_cast<uint32_t>(std::min<size_t>(bytes.size(), kLargestEvent));
+    records_.push_back({ts, bytes.data(), size, track, sequence.state, clock, kNoRecord, phase, has_arguments});
 }
 
 }  // namespace etloom::perfetto

@@ -81,12 +81,14 @@ constexpr uint32_t kNoRecord = UINT32_MAX;
 // An event that is written when all are known.
 struct Record {
     int64_t ts;
-    uint32_t track, state, clock;
+    const char* bytes;
+    uint32_t size, track, state, clock;
     uint32_t end;  // the record that ends a slice
     char phase;    // of the Trace Event Format
     bool has_arguments;
-    std::string_view body;
+    std::string_view body() const { return {bytes, size}; }
 };
+static_assert(sizeof(Record) == 40, "millions of them are in memory");
 
 struct Sample {
     int64_t ts;
@@ -133,6 +135,7 @@ class Trace {
     void add_event(const Record& record, uint32_t number);
     void add_legacy(kineto::Event& event, std::string_view bytes, const State& state, uint32_t number);
     void add_argument(std::string_view bytes, const State& state);
+    bool add_number(std::string_view bytes, const State& state);
     void add_category(kineto::Event& event, std::string_view category, std::string*& joined);
     void add_flow_ends(const wire::Field& field, uint32_t number);
     void add_flows();
@@ -178,7 +181,7 @@ class Trace {
     struct FlowEnd {
         uint64_t id;
         int64_t ts;
-        uint32_t record;
+        uint32_t track;
         bool terminates, is_device;
     };
     Buffer<FlowEnd> flow_ends_;

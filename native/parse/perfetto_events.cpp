@@ -1,9 +1,9 @@
 // The events of a Perfetto trace as rows; see perfetto.hpp.
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "perfetto.hpp"
@@ -84,18 +84,6 @@ template <typename T>
 void append_number(std::string& json, T number) {
     char text[32];
     json.append(text, std::to_chars(text, text + sizeof text, number).ptr);
-}
-
-// As JSON has it, with a point or an exponent; inf and nan as C prints them.
-void append_real(std::string& json, double real) {
-    char text[40];
-#ifdef __cpp_lib_to_chars
-    const std::string_view digits(text, static_cast<size_t>(std::to_chars(text, text + sizeof text, real).ptr - text));
-#else
-    const std::string_view digits(text, static_cast<size_t>(std::snprintf(text, sizeof text, "%.17g", real)));
-#endif
-    json += digits;
-    if (std::isfinite(real) && digits.find_first_of(".e") == std::string_view::npos) json += ".0";
 }
 
 bool is_device_category(std::string_view cat) { return cat == "kernel" || cat == "gpu_memcpy" || cat == "gpu_memset"; }
@@ -314,28 +302,35 @@ void Trace::add_order(const Track& track, std::string_view kind) {
 
 // An end closes the last slice that began on its track.
 void Trace::pair_slices() {
-    std::vector<std::vector<uint32_t>> by_track(tracks_.size());
-    std::vector<size_t> counts(tracks_.size());
-    for (const Record& record : records_) counts[record.track] += record.phase == 'B' || record.phase == 'E';
-    for (size_t track = 0; track < counts.size(); ++track) by_track[track].reserve(counts[track]);
-    for (uint32_t i = 0; i < records_.size(); ++i) {
-        if (records_[i].phase == 'B' || records_[i].phase == 'E') by_track[records_[i].track].push_back(i);
+    struct Mark {
+        int64_t ts;
+        uint32_t row;
+        bool begins;
+    };
+    std::vector<size_t> ends(tracks_.size() + 1);  // of the marks of each track, and in the end those before it
+    for (const Record& record : records_) ends[record.track] += record.phase == 'B' || record.phase == 'E';
+    std::exclusive_scan(ends.begin(), ends.end(), ends.begin(), size_t{0});
+    Buffer<Mark> marks;
+    marks.resize_unset(ends.back());
+    for (uint32_t row = 0; row < records_.size(); ++row) {
+        const Record& record = records_[row];
+        if (record.phase == 'B' || record.phase == 'E') marks[ends[record.track]++] = {record.ts, row, record.phase == 'B'};
     }
     std::vector<uint32_t> open;
-    for (auto& rows : by_track) {
-        const auto is_before = [&](uint32_t a, uint32_t b) { return records_[a].ts < records_[b].ts; };
-        if (!std::is_sorted(rows.begin(), rows.end(), is_before)) std::stable_sort(rows.begin(), rows.end(), is_before);
+    const auto is_before = [](const Mark& a, const Mark& b) { return a.ts < b.ts; };
+    for (size_t track = 0, from = 0; track < tracks_.size(); from = ends[track++]) {
+        Mark *const first = marks.data() + from, *const last = marks.data() + ends[track];
+        if (!std::is_sorted(first, last, is_before)) std::stable_sort(first, last, is_before);
         open.clear();
-        for (const uint32_t row : rows) {
-            if (records_[row].phase == 'B') {
-                open.push_back(row);
+        for (const Mark* mark = first; mark != last; ++mark) {
+            if (mark->begins) {
+                open.push_back(mark->row);
             } else if (!open.empty()) {
-                records_[open.back()].end = row;
-                records_[row].phase = 0;
+                records_[open.back()].end = mark->row;
+                records_[mark->row].phase = 0;
                 open.pop_back();
             }
         }
-        rows = {};
     }
 }
 
@@ -357,7 +352,20 @@ void Trace::add_category(Event& event, std::string_view category, std::string*& 
     event.cat = *joined;
 }
 
+// The common argument: a number of a column, which needs no text.
+bool Trace::add_number(std::string_view bytes, const State& state) {
+    Message annotation(bytes);
+    Field key, number;
+    if (!annotation.next(key) || !annotation.next(number) || annotation.here() != bytes.data() + bytes.size()) return false;
+    if (number.number == 1 || number.number == 10) std::swap(key, number);
+    const std::string_view name = key.is(10, kLength) ? key.bytes : key.is(1, kVarint) ? state.keys.find(key.value) : "";
+    if (number.is(5, kFixed64)) return reader_.add_number(name, real_of(number.value));
+    const auto whole = static_cast<int64_t>(number.value);
+    return (number.is(4, kVarint) || (number.is(3, kVarint) && whole >= 0)) && reader_.add_number(name, whole);
+}
+
 void Trace::add_argument(std::string_view bytes, const State& state) {
+    if (add_number(bytes, state)) return;
     std::string& json = room();
     std::string_view key;
     append_annotation(json, bytes, state, 0, key);
@@ -385,7 +393,7 @@ void Trace::add_event(const Record& record, uint32_t number) {
     }
     std::string* joined = nullptr;  // categories
     const size_t first_flow = flow_ends_.size();
-    Message message(record.body);
+    Message message(record.body());
     for (Field field; message.next(field);) {
         switch (field.number) {
             case 10:
@@ -403,7 +411,7 @@ void Trace::add_event(const Record& record, uint32_t number) {
     }
     if (event.name.empty() && record.phase != 'E') troubles["pftrace_no_name"].add("an event");
     if (record.end != kNoRecord && records_[record.end].has_arguments) {
-        Message end(records_[record.end].body);
+        Message end(records_[record.end].body());
         for (Field field; end.next(field);) {
             if (field.is(4, kLength)) add_argument(field.bytes, states_[records_[record.end].state]);
         }
@@ -430,13 +438,13 @@ void Trace::add_legacy(Event& event, std::string_view bytes, const State& state,
         if (field.is(8, kVarint)) bind = field.value;
         if (field.is(13, kVarint)) direction = field.value;
     }
-    if (bind != 0 && direction != 0) flow_ends_.push_back({bind, records_[number].ts, number, direction == 1, false});
+    if (bind != 0 && direction != 0) flow_ends_.push_back({bind, records_[number].ts, records_[number].track, direction == 1, false});
 }
 
 void Trace::add_flow_ends(const Field& field, uint32_t number) {
     const bool terminates = field.number == 42 || field.number == 48;
     each_number(field, field.number >= 47 ? kFixed64 : kVarint, [&](uint64_t id) {
-        flow_ends_.push_back({id, records_[number].ts, number, terminates, false});
+        flow_ends_.push_back({id, records_[number].ts, records_[number].track, terminates, false});
     });
 }
 
@@ -450,7 +458,7 @@ void Trace::add_flows() {
         const bool is_launch = to - from > 1 && flow_ends_[to - 1].is_device;
         for (size_t i = from; i < to; ++i) {
             const FlowEnd& end = flow_ends_[i];
-            const Track& track = tracks_[records_[end.record].track];
+            const Track& track = tracks_[end.track];
             Event& event = reader_.start();
             const bool is_last = i + 1 == to && (i > from || end.terminates);
             event.ph = is_last ? 'f' : i == from ? 's' : 't';

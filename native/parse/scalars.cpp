@@ -2,6 +2,8 @@
 #include "scalars.hpp"
 
 #include <charconv>
+#include <cmath>
+#include <cstdio>
 #include <initializer_list>
 #include <locale>
 #include <sstream>
@@ -136,6 +138,22 @@ std::optional<double> real(std::string_view token) {
     if (!is_scalar(token) || !(stream >> value)) return {};
 #endif
     return value;
+}
+
+void append_whole(std::string& json, int64_t number) {
+    char text[24];
+    json.append(text, std::to_chars(text, text + sizeof text, number).ptr);
+}
+
+void append_real(std::string& json, double real) {
+    char text[40];
+#ifdef __cpp_lib_to_chars
+    const std::string_view digits(text, static_cast<size_t>(std::to_chars(text, text + sizeof text, real).ptr - text));
+#else
+    const std::string_view digits(text, static_cast<size_t>(std::snprintf(text, sizeof text, "%.17g", real)));
+#endif
+    json += digits;
+    if (std::isfinite(real) && digits.find_first_of(".e") == std::string_view::npos) json += ".0";
 }
 
 }  // namespace etloom

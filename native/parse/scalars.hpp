@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace etloom {
@@ -168,5 +169,9 @@ std::optional<int64_t> long_whole(std::string_view token);
 
 std::optional<uint64_t> unsigned_whole(std::string_view token);
 std::optional<double> real(std::string_view token);
+
+// Append a number as JSON: a real one with a point or an exponent; inf and nan as C prints them.
+void append_whole(std::string& json, int64_t number);
+void append_real(std::string& json, double real);
 
 }  // namespace etloom

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,4 +115,38 @@ def write_unitrace(path: Path, launches: list[Launch], offset_us: int, tid: int 
             {"ph": "t", **device, "name": "dep", "cat": flow, "ts": begin, "id": number},
         ]  # fmt: skip
     path.write_text(json.dumps({"traceEvents": rows}))
+    return path
+
+
+def write_nsys(path: Path, launches: list[Launch], epoch: int, *, drift: float = 0.0) -> Path:
+    """Write the launches as an export of Nsight Systems that began at ``epoch``; its clock is faster by ``drift``."""
+    process = PID << 24
+    names = {1: "cudaLaunchKernel_v7000", 2: KERNEL, 3: "gemm"}
+
+    def convert(ns: int) -> int:
+        return ns + round(ns * drift)
+
+    tables = {
+        "StringIds": ("id value", list(names.items())),
+        "TARGET_INFO_SESSION_START_TIME": ("utcEpochNs", [(epoch,)]),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": (
+            "start end globalTid correlationId nameId",
+            [
+                (convert(launch.call), convert(launch.call + 4_000), process | PID, number, 1)
+                for number, launch in enumerate(launches, 1)
+            ],
+        ),
+        "CUPTI_ACTIVITY_KIND_KERNEL": (
+            "start end deviceId contextId streamId correlationId globalPid demangledName shortName",
+            [
+                (convert(launch.kernel), convert(launch.kernel_end), 0, 1, 7, number, process, 2, 3)
+                for number, launch in enumerate(launches, 1)
+            ],
+        ),
+    }
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as db, db:
+        for table, (columns, rows) in tables.items():
+            db.execute(f"CREATE TABLE {table} ({columns.replace(' ', ', ')})")
+            db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns.split()))})", rows)
     return path

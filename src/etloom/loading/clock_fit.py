@@ -29,10 +29,12 @@ _RIVAL_NS = 10_000  # offsets that differ by less are one
 _CLOSE_NS = 2_000  # by which two profilers time one event differently, next to a constant
 _OVERLAP_NS = 100_000  # offsets that differ by less leave many calls in their operator
 TOLERANCE_NS = 50_000
-_MAX_VOTES = 1 << 27
+_MAX_VOTES = 1 << 25
 _BATCH = 1 << 22  # votes that are counted at once
 _MAX_VOTERS = 512  # of one name
+_MIDDLE_NS = 200_000_000  # in which clocks drift apart by little
 _CANDIDATES = 8
+_MIN_COMPARED = 64  # events, in the middle of the recording, by which offsets are compared
 _FIRST_WINDOW_NS = 1_000_000_000  # around the middle of the recording, to which the line is fitted first
 _DECOYS_NS = (-10_700_000, -3_100_000, -1_130_000, -370_000, 370_000, 1_130_000, 3_100_000, 10_700_000)
 """Wrong offsets, under which few events pair as closely as under the right one."""
@@ -99,9 +101,10 @@ def fit_by_name(reference: pl.DataFrame, other: pl.DataFrame, *, share_epoch: bo
     if min(anchors.height, events.height) < _MIN_PAIRS:
         return None
     middle = int(anchors["ts"][anchors.height // 2])
+    compared = _select_middle(anchors)
     fits = []
     for offset in _vote(anchors, events, share_epoch):
-        gaps = _pair(anchors, events, Line(offset, middle + offset))["gap"]
+        gaps = _pair(compared, events, Line(offset, middle + offset))["gap"]
         is_close = (gaps - gaps.median()).abs() <= _CLOSE_NS
         fits.append((int(is_close.sum()), offset))
     count, offset = max(fits, default=(0, 0))
@@ -111,6 +114,12 @@ def fit_by_name(reference: pl.DataFrame, other: pl.DataFrame, *, share_epoch: bo
     if count < _MIN_PAIRS or rivals:
         return None
     return _judge(anchors, events, _fit_line(anchors, events, Line(offset, middle + offset)))
+
+
+def _select_middle(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the events around the middle of the recording; clocks that drift apart have one difference there."""
+    distance = (events["ts"] - events["ts"][events.height // 2]).abs()
+    return events.filter(distance <= max(_MIDDLE_NS, distance.bottom_k(_MIN_COMPARED).max()))  # type: ignore[type-var]
 
 
 def _vote(reference: pl.DataFrame, other: pl.DataFrame, share_epoch: bool) -> list[int]:
@@ -123,16 +132,17 @@ def _vote(reference: pl.DataFrame, other: pl.DataFrame, share_epoch: bool) -> li
     cell = max(_VOTE_NS, extent // _MAX_CELLS)
     votes = np.zeros(extent // cell + 2, np.int64)
     budget = _MAX_VOTES
+    ballots: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     order = event_times["ts"].list.len().arg_sort()  # rare names have the clearest vote
     for row in order:
         anchors, times = anchor_times["ts"][row].to_numpy(), event_times["ts"][row].to_numpy()
         voters = min(len(anchors), _MAX_VOTERS, budget // len(times))
         begin = (len(anchors) - voters) // 2  # voters that follow each other: the clocks drift apart
+        ballots.append((anchors[begin : begin + voters], times))
         batch = max(1, _BATCH // len(times))
         for start in range(begin, begin + voters, batch):
-            chosen = anchors[start : min(start + batch, begin + voters)]
-            differences = (times[None, :] - chosen[:, None]).ravel()
-            votes += np.bincount((differences - lowest) // cell, minlength=votes.size)
+            chosen = anchors[start : min(start + batch, begin + voters)] + lowest
+            votes += np.bincount((times[None, :] - chosen[:, None]).ravel() // cell, minlength=votes.size)
         budget -= voters * len(times)
     sums = votes[:-1] + votes[1:]  # an offset may lie on an edge
     offsets = lowest + np.arange(1, votes.size) * cell
@@ -143,12 +153,39 @@ def _vote(reference: pl.DataFrame, other: pl.DataFrame, share_epoch: bool) -> li
     for place in highest[np.argsort(-sums[highest], kind="stable")]:
         if sums[place] and all(abs(offsets[place] - chosen) > 2 * cell for chosen in distinct):
             distinct.append(int(offsets[place]))
-    return distinct[:_CANDIDATES]
+    candidates = distinct[:_CANDIDATES]
+    if cell == _VOTE_NS:
+        return candidates
+    near = _select_middle(reference)["ts"]
+    return [_refine(ballots, near, offset, cell) for offset in candidates]
+
+
+def _refine(
+    ballots: list[tuple[NDArray[np.int64], NDArray[np.int64]]], near: pl.Series, offset: int, cell: int
+) -> int:
+    """Return the difference that most pairs vote for among those that differ from ``offset`` by less than ``cell``."""
+    votes = np.zeros(2 * cell // _VOTE_NS + 2, np.int64)
+    first, last = near[0], near[-1]
+    for anchors, times in ballots:
+        anchors = anchors[(anchors >= first) & (anchors <= last)]
+        low, high = (np.searchsorted(times, anchors + offset + limit) for limit in (-cell, cell))
+        counts = high - low
+        behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        differences = times[np.repeat(low, counts) + behind] - np.repeat(anchors, counts)
+        votes += np.bincount((differences - (offset - cell)) // _VOTE_NS, minlength=votes.size)
+    place = int(np.argmax(votes[:-1] + votes[1:]))
+    return offset - cell + (place + 1) * _VOTE_NS
 
 
 def _pair(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> pl.DataFrame:
-    """Pair events of one name that are nearest to each other: columns row, row_other, other_ts and gap (ns)."""
+    """Pair events of one name that are nearest to each other: columns row, row_other, other_ts and gap (ns).
+
+    The events of ``reference``, at least one, are in the order of their times.
+    """
     moved = other.select("key", row_other="row", other_ts="ts", ts=line.convert(pl.col("ts")))
+    moved = moved.filter(
+        pl.col("ts").is_between(reference["ts"][0] - TOLERANCE_NS, reference["ts"][-1] + TOLERANCE_NS)
+    )
     search: dict[str, Any] = {"on": "ts", "by": "key", "strategy": "nearest", "check_sortedness": False}
     search["tolerance"] = TOLERANCE_NS
     forth = reference.join_asof(moved.with_columns(at="ts"), **search)
@@ -162,7 +199,9 @@ def _fit_line(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> Line:
     span = int(other["ts"][-1] - other["ts"][0])
     window = _FIRST_WINDOW_NS
     while True:
-        pairs = _pair(reference, other, line).filter((pl.col("other_ts") - line.origin).abs() <= window)
+        middle = line.origin - line.offset
+        near = reference.filter(pl.col("ts").is_between(middle - window, middle + window))
+        pairs = _pair(near, other, line) if near.height else near
         if pairs.is_empty():
             return line
         blocks = pairs.sort("other_ts").with_columns(block=pl.int_range(pl.len()) * _BLOCKS // pl.len())
@@ -192,9 +231,11 @@ def _judge(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> ClockFit
         return None
     gaps = np.abs(pairs["gap"].to_numpy())
     residual = (float(np.median(gaps)), float(np.percentile(gaps, 95)))
+    compared = _select_middle(reference)
+    expected_pairs = int(pairs["row"].is_in(compared["row"].implode()).sum())
     for decoy in _DECOYS_NS:
-        wrong = _pair(reference, other, Line(line.offset + decoy, line.origin, line.drift))
-        if (wrong["gap"].abs() <= residual[1]).sum() > _MAX_CHANCE * pairs.height:
+        wrong = _pair(compared, other, Line(line.offset + decoy, line.origin, line.drift))
+        if (wrong["gap"].abs() <= residual[1]).sum() > _MAX_CHANCE * expected_pairs:
             return None
     share = pairs.height / expected
     return ClockFit("name", line, share, expected, residual)
@@ -228,6 +269,8 @@ def fit_by_time(operators: pl.DataFrame, calls: pl.DataFrame, *, share_epoch: bo
     if share_epoch:
         call_counts = np.where(np.abs(offsets) < _EPOCH_SPAN_NS, call_counts, 0)
     best = int(np.argmax(call_counts))
+    if call_counts[best] < 0.5:  # no possible offset, or no call in an operator under any
+        return None
     far = np.abs(offsets - offsets[best]) > _OVERLAP_NS
     rival = float(call_counts[far].max(initial=0.0))
     trials = offsets[best] + np.arange(-2 * cell, 2 * cell + 1, max(cell // 32, 1))

@@ -108,7 +108,8 @@ def read(source: SqliteFile, path: Path) -> Trace:
         "arguments": events.drop_nulls("dims").select("dims", "types", event="id"),
         "kernels": events.drop_nulls("bytes").select("bytes", event="id"),
     }  # fmt: skip
-    return categorize(build_trace(tables, _read_meta(source, path, texts), stats))
+    trace = build_trace(tables, _read_meta(source, path, texts), stats)
+    return categorize(trace, facts=_select_facts(events))
 
 
 def _read_names(source: SqliteFile, table: str, column: str) -> pl.DataFrame:
@@ -279,11 +280,26 @@ def _check_times(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     facts["data_type"] = "data_type"
     is_device = pl.col("pid") >= DEVICE_PID
     members = [
-        pl.format(f'"{key}": "{{}}"', pl.col(column).cast(TEXT).str.replace_all(r'[\\"\x00-\x1f]', ""))
+        pl.format(f'"{key}": "{{}}"', _clean(column) if _DEVICE[column] == TEXT else column)
         for key, column in facts.items()
     ]
     joined = pl.concat_str(members, separator=", ", ignore_nulls=True)
     return valid.with_columns(args=pl.when(is_device).then(pl.lit("{") + joined + pl.lit("}")))
+
+
+def _clean(column: str) -> pl.Expr:
+    """Return texts without what would end a text of JSON."""
+    return pl.col(column).str.replace_all(r'[\\"\x00-\x1f]', "")
+
+
+def _select_facts(events: pl.DataFrame) -> pl.DataFrame:
+    """Return what `categorize` asks about each event: that of devices."""
+    on_device = pl.when(pl.col("pid") >= DEVICE_PID)
+    return events.select(
+        connection=on_device.then(pl.when(pl.col("connection") >= 0).then("connection")),
+        queue=on_device.then(pl.when(pl.col("stream") >= 0).then("stream")),
+        task=on_device.then(_clean("type")),
+    )
 
 
 def _list_tracks(events: pl.DataFrame) -> pl.DataFrame:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
+from etloom import _native
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, decompressed_file
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
 I64, TEXT = pl.Int64, pl.String
 MAGIC = b"SQLite format 3\0"
 _ROWS = 100_000
-_ROW_IDS = {"rowid", "_rowid_", "oid"}
-"""Names of SQLite's number of a row, which a column of that name would hide."""
-_COMPLETE = (1 << 63) - 1
+_PAGE_TYPES = {I64: 0, pl.Float64: 1, TEXT: 2, pl.Binary: 3}
+"""Types of columns as `read_sqlite_table` numbers them."""
 _CHECK_BYTES = 1 << 20
 """Bytes of text after which the limits are checked again."""
 _ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote invalid UTF-8
@@ -48,6 +49,18 @@ def list_tables(path: Path) -> frozenset[str]:
     ):
         return frozenset(source.tables)
     return frozenset()
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The records of a table in its pages."""
+
+    root: int
+    places: Mapping[str, int]
+    row_number: str | None
+    """The column that is the number of the row."""
+    defaults: frozenset[str]
+    """Columns that have a value in rows that do not state it."""
 
 
 class SqliteFile:
@@ -72,15 +85,15 @@ class SqliteFile:
         connection.text_factory = self._decode_text
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA query_only = ON")
-        names = [
-            row[0]
-            for row in connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
-            )
-        ]
+        tables = connection.execute(
+            "SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
+        ).fetchall()
         self.tables: Mapping[str, frozenset[str]] = {
             name: frozenset(row[1] for row in connection.execute(f"PRAGMA table_info({_quote(name)})"))
-            for name in names
+            for name, *_ in tables
+        }
+        self._layouts = {
+            name: _read_layout(connection, name, root, str(definition)) for name, root, definition in tables
         }
 
     @classmethod
@@ -122,84 +135,65 @@ class SqliteFile:
         except _ERRORS:
             return 0  # read_table counts the damage
 
-    def read_table(self, table: str, columns: Mapping[str, Any], where: str = "") -> pl.DataFrame:
+    def read_table(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
         """Read columns of a table, cast to the types in ``columns``; absent columns are null.
 
         Args:
             table: The table; if it is absent, the result is empty.
             columns: Name of a column -> its type.
-            where: A condition in SQL that the rows fulfil, by default none.
         """
         present = {name: dtype for name, dtype in columns.items() if name in self.tables.get(table, ())}
-        parts, last = ([], None) if where else self._read_integers(table, present)
-        if last is not None:
-            where = f"rowid > {last}"
-        present = present if where else self._select_non_empty(table, present)
         if not present:
             return pl.DataFrame(schema=dict(columns))
-        # binaryData is declared TEXT yet holds bytes.
-        selected = ", ".join(
-            f"CAST({_quote(name)} AS BLOB)" if dtype == pl.Binary else _quote(name)
-            for name, dtype in present.items()
-        )
-        sql = f"SELECT {selected} FROM {_quote(table)}" + (f" WHERE {where}" if where else "")  # noqa: S608
-        if last != _COMPLETE:
-            parts += self.query(table, sql, present)
-        frame = pl.concat(parts) if parts else pl.DataFrame(schema=present)
+        frame = self._read_pages(table, present)
+        if frame is None:
+            parts = list(self.query(table, _select(table, present), present))
+            frame = pl.concat(parts) if parts else pl.DataFrame(schema=present)
         return frame.select(
             pl.col(name) if name in present else pl.lit(None, dtype=dtype).alias(name)
             for name, dtype in columns.items()
         )
 
-    def _read_integers(self, table: str, columns: Mapping[str, Any]) -> tuple[list[pl.DataFrame], int | None]:
-        """Read columns of integers as lines of CSV that SQLite writes, which takes half the time of Python's objects.
+    def _read_pages(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame | None:
+        """Read columns from the pages of a table, ten times as fast as through SQLite; None if SQLite has to.
 
-        Anything else than integers and null, and damage, ends the reading: the other rows are left to `query`, which
-        counts what it cannot read. A text of digits, which a column of integers cannot hold, counts as its number.
-
-        Returns:
-            The rows in parts; the rowid of the last one, None if none was read, `_COMPLETE` if all were.
+        It has to where the table is damaged, or not of the form that recorders write: then `query` counts what it
+        cannot read.
         """
-        is_usable = len(columns) > 1 and set(columns.values()) == {I64}
-        if not is_usable or {name.lower() for name in self.tables[table]} & _ROW_IDS:
-            return [], None
-        names = ", ".join(_quote(name) for name in columns)
-        layout = ",".join(["%.24s"] * len(columns))  # texts, which do not belong there, are cut
-        sql = (
-            f"SELECT max(row), count(*), CAST(group_concat(line, char(10)) AS BLOB) FROM (SELECT rowid AS row, "  # noqa: S608
-            f"printf('{layout}', {names}) AS line FROM {_quote(table)} WHERE rowid > ? ORDER BY rowid LIMIT {_ROWS})"
+        layout = self._layouts.get(table)
+        if layout is None or not columns:
+            return None
+        wanted = sorted((layout.places[name], name) for name in columns)
+        limit = max_rows()
+        read = _native.read_sqlite_table(
+            str(self.path),
+            self._size,
+            layout.root,
+            [
+                (name, place, _PAGE_TYPES[columns[name]], name == layout.row_number, name in layout.defaults)
+                for place, name in wanted
+            ],
+            limit,
         )
-        parts: list[pl.DataFrame] = []
-        last, rows_read, limit = None, 0, max_rows()
-        while True:
-            try:
-                bound = -_COMPLETE if last is None else last
-                row, count, lines = self._connection.execute(sql, (bound,)).fetchone()
-                if not count:
-                    return (parts, _COMPLETE) if rows_read == self.count_rows(table) else ([], None)
-                if row <= bound:
-                    return [], None  # in a damaged file rows are not in order, and a search misses some
-                part = pl.read_csv(lines, has_header=False, schema=dict(columns), quote_char=None)
-            except (*_ERRORS, pl.exceptions.PolarsError):
-                return parts, last
-            if part.height != count:
-                return parts, last
-            rows_read += count
-            check_rows(rows_read, self.path, limit)
-            parts.append(part)
-            last = row
-
-    def _select_non_empty(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the requested columns that have a non-null value; counting is faster than reading empty columns."""
-        if len(columns) < 2:
-            return columns
-        counts = ", ".join(f"count({_quote(name)})" for name in columns)
-        try:
-            row = self._connection.execute(f"SELECT {counts}, count(*) FROM {_quote(table)}").fetchone()  # noqa: S608
-        except _ERRORS:
-            return columns
-        non_empty = {name: dtype for (name, dtype), count in zip(columns.items(), row, strict=False) if count}
-        return non_empty if non_empty or not row[-1] else dict([next(iter(columns.items()))])
+        if read is None:
+            return None
+        values, rows, others = read
+        check_rows(rows, self.path, limit)
+        frame = pl.DataFrame({name: pl.Series(column) for name, column in values.items()})
+        binary = {name: pl.Binary for name, dtype in columns.items() if dtype == pl.Binary}
+        counts = {name: count for (_, name), count in zip(wanted, others, strict=True)}
+        for name in binary:
+            parts = list(
+                self.query(table, _select(table, {name: pl.Binary}), {name: pl.Binary})
+                if counts[name]
+                else []
+            )
+            if sum(part.height for part in parts) != (rows if counts[name] else 0):
+                return None
+            content = pl.concat(parts)[name] if parts else pl.Series(name, [None] * rows, dtype=pl.Binary)
+            frame = frame.with_columns(content)
+        self._count_wrong(table, sum(count for name, count in counts.items() if name not in binary))
+        return frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items())
 
     def query(
         self, table: str, sql: str, columns: Mapping[str, Any], parameters: tuple[int, ...] = ()
@@ -221,15 +215,34 @@ class SqliteFile:
             self.stats.append(
                 Stat("read.damaged_table", "data_loss", 1, f"{table}: {error} after {rows_read:,} rows")
             )
-        if wrong:
-            self.stats.append(
-                Stat(
-                    "read.wrong_type",
-                    "data_loss",
-                    wrong,
-                    f"{table} has values of a wrong type: now null",
-                )
-            )
+        self._count_wrong(table, wrong)
+
+    def _count_wrong(self, table: str, count: int) -> None:
+        if count:
+            example = f"{table} has values of a wrong type: now null"
+            self.stats.append(Stat("read.wrong_type", "data_loss", count, example))
+
+
+def _read_layout(connection: sqlite3.Connection, table: str, root: int, definition: str) -> _Layout | None:
+    """Return how the records of a table are laid out; None if they have columns that are not stored."""
+    info = connection.execute(f"PRAGMA table_xinfo({_quote(table)})").fetchall()
+    keys = [row for row in info if row[5]]
+    is_number = len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
+    # Of a key in descending order, a null is none.
+    if any(row[6] for row in info) or (is_number and "DESC" in definition.upper()):
+        return None
+    defaults = frozenset(row[1] for row in info if row[4] is not None)
+    return _Layout(root, {row[1]: row[0] for row in info}, keys[0][1] if is_number else None, defaults)
+
+
+def _select(table: str, columns: Mapping[str, Any]) -> str:
+    """Return the SQL that selects columns of a table."""
+    # binaryData is declared TEXT yet holds bytes.
+    selected = ", ".join(
+        f"CAST({_quote(name)} AS BLOB)" if dtype == pl.Binary else _quote(name)
+        for name, dtype in columns.items()
+    )
+    return f"SELECT {selected} FROM {_quote(table)}"  # noqa: S608
 
 
 def _quote(name: str) -> str:

@@ -50,6 +50,7 @@ TASK, COLLECTIVE_TASK, SUMMARY = "npu_task", "hccl_task", "overlap_analysis"
 _SUMMARY_KINDS = {"Computing": "computation", "Communication": "communication"}
 """Rows of the sums, and the kernel type whose time each states."""
 _SUMMARY_TOLERANCE = 0.02
+_FACTS = ("connection", "queue", "task")
 
 
 @contextlib.contextmanager
@@ -66,11 +67,16 @@ def unquote_times(path: Path) -> Iterator[Path]:
         yield plain
 
 
-def categorize(trace: Trace) -> Trace:
+def categorize(trace: Trace, facts: pl.DataFrame | None = None) -> Trace:
     """Return the trace with category, device, stream and correlation of NPU activities set, and with a comms table.
 
     A task that computes or copies, and a whole collective, is work of the device; waits, parts of collectives and sums
     are not, so that no time counts twice.
+
+    Args:
+        trace: A trace of an NPU.
+        facts: Per event the columns ``connection``, ``queue`` (int64) and ``task`` (text, its type), if they need not
+            be read from the arguments.
     """
     processes = trace.threads.filter(pl.col("tid").is_null()).select(
         "pid",
@@ -82,13 +88,10 @@ def categorize(trace: Trace) -> Trace:
     )
     # The process of communication has no number.
     hardware = next(iter(processes.filter(pl.col("process") == HARDWARE)["number"].drop_nulls()), 0)
-    args = pl.col("args").cast(pl.String)
-    connection = args.str.extract(r'"connection_id": ?"?(\d{1,18})').cast(pl.Int64)
+    events = events.with_columns(facts if facts is not None else _read_facts(events["args"]))
     events = events.with_columns(
-        cat=pl.when(pl.col("dur").is_not_null()).then(_choose_category(connection)),
+        cat=pl.when(pl.col("dur").is_not_null()).then(_choose_categories(events)),
         recorded=pl.col("cat").cast(pl.String),
-        connection=connection,
-        queue=args.str.extract(r'"Stream Id": ?"?(\d{1,9})').cast(pl.Int64),
     )
     is_work = pl.col("cat").is_in(["kernel", "gpu_memcpy"]).fill_null(False)
     is_joined = is_work | (pl.col("cat") == "privateuse1_runtime").fill_null(False)
@@ -109,7 +112,7 @@ def categorize(trace: Trace) -> Trace:
         Stat("read.ascend_tasks", "info", waits, "waits, notifications and other tasks without work")
     )
     stats += _compare_summaries(events)
-    tables: dict[str, Any] = {"events": events.drop("process", "number", "recorded", "connection", "queue")}
+    tables: dict[str, Any] = {"events": events.drop("process", "number", "recorded", *_FACTS)}
     if trace.comms.is_empty() and comms.height:
         tables["comms"] = TABLES["comms"].conform(comms.with_row_index("id"))
     return trace.replace(None, **tables).with_stats(stats)
@@ -136,10 +139,26 @@ def _measure_union(events: pl.DataFrame, track: str) -> int:
     return sum(Intervals.of(*times).total for times in ends)
 
 
-def _choose_category(connection: pl.Expr) -> pl.Expr:
-    """Return a polars expression for an event's category, by process, task type and name; null leaves it unchanged."""
-    args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
-    stated = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase().fill_null("")
+def _read_facts(args: pl.Series) -> pl.DataFrame:
+    """Return the columns `_FACTS` of arguments, which are JSON texts."""
+    text = pl.col("args").cast(pl.String)
+    return args.to_frame("args").select(
+        connection=text.str.extract(r'"connection_id": ?"?(\d{1,18})').cast(pl.Int64),
+        queue=text.str.extract(r'"Stream Id": ?"?(\d{1,9})').cast(pl.Int64),
+        task=text.str.extract(r'"Task Type": ?"([^"]*)"'),
+    )
+
+
+def _choose_categories(events: pl.DataFrame) -> pl.Series:
+    """Return the category of each event, by process, task type and name; null leaves it unchanged."""
+    keys = events.select("process", "task", "name", is_linked=pl.col("connection").is_not_null())
+    distinct = keys.unique().with_columns(chosen=_choose_category())
+    return keys.join(distinct, on=keys.columns, how="left", nulls_equal=True, maintain_order="left")["chosen"]
+
+
+def _choose_category() -> pl.Expr:
+    name = pl.col("name").cast(pl.String)
+    stated = pl.col("task").str.to_uppercase().fill_null("")
     is_unknown = stated.str.contains(_UNKNOWN_TASK)
     task = pl.when(is_unknown).then(name.str.to_uppercase()).otherwise(stated)
     is_operator = (is_unknown | ~stated.str.contains(_WAIT_TASK)) & ~name.str.contains(_TASK_TYPE)
@@ -157,7 +176,7 @@ def _choose_category(connection: pl.Expr) -> pl.Expr:
         .then(pl.lit("kernel"))
         .when(in_hccl)
         .then(pl.lit(COLLECTIVE_TASK))
-        .when(pl.col("process").is_in(list(_CALLS)) & connection.is_not_null())
+        .when(pl.col("process").is_in(list(_CALLS)) & pl.col("is_linked"))
         .then(pl.lit("privateuse1_runtime"))
     )
 

@@ -113,20 +113,26 @@ def _read_events(source: ExportFile) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def _parse_torch_texts(text: pl.Series) -> pl.DataFrame:
     """Parse PyTorch's NVTX texts to columns name, seq, op, sizes and inputs; any other text becomes the name."""
-    frame = pl.DataFrame({"text": text})
+    frame = text.unique().to_frame("text")
     # The pattern takes a microsecond per text, so only texts that can match are tried.
     candidate = pl.any_horizontal(
         pl.col("text").str.contains(p, literal=True) for p in (", seq = ", ", op_id = ")
     )
     fields = pl.when(candidate).then(pl.col("text")).str.extract_groups(_TORCH)
-    return (
+    parsed = (
         frame.select(fields.alias("fields"), "text")
         .unnest("fields")
         .select(
+            "text",
             pl.coalesce("name", "text").alias("name"),
             pl.col("seq", "op").cast(I64, strict=False),
             pl.col("sizes", "inputs"),
         )
+    )
+    return (
+        text.to_frame("text")
+        .join(parsed, on="text", how="left", nulls_equal=True, maintain_order="left")
+        .drop("text")
     )
 
 

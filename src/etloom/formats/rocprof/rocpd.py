@@ -80,8 +80,8 @@ class _Recording:
         self._source = source
         self._ending = ending
 
-    def _read(self, kind: str, columns: dict[str, Any], where: str = "") -> pl.DataFrame:
-        return self._source.read_table(f"rocpd_{kind}{self._ending}", columns, where)
+    def _read(self, kind: str, columns: dict[str, Any]) -> pl.DataFrame:
+        return self._source.read_table(f"rocpd_{kind}{self._ending}", columns)
 
     def list_processes(self) -> list[tuple[int, int | None]]:
         """Return the pid and the rank, if its environment states it, of each process."""
@@ -205,9 +205,8 @@ class _Recording:
 
     def _read_messages(self) -> pl.DataFrame:
         """Return the texts of markers by the id of their event."""
-        texts = (
-            self._read("event", {"id": I64, "extdata": TEXT}, "extdata <> '{}'").drop_nulls("id").unique("id")
-        )
+        rows = self._read("event", {"id": I64, "extdata": TEXT}).filter(pl.col("extdata") != "{}")
+        texts = rows.drop_nulls("id").unique("id")
         return texts.select("id", message=pl.col("extdata").str.json_path_match("$.message"))
 
 
