@@ -36,7 +36,7 @@ from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
 from etloom.analyses.flops.peaks import Peaks, check_device, find_architecture_peaks
-from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
+from etloom.analyses.flops.shape_reasons import describe_setting, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -115,8 +115,8 @@ def analyze(
         ["saved", *_GROUP], descending=[True] + [False] * len(_GROUP), nulls_last=True
     )
     rows = rows.head(top)
-    number = count_multiprocessors(trace)
-    reasons = [explain_call(row, number, row["basis"] == "device") for row in rows.iter_rows(named=True)]
+    setting = describe_setting(trace, peaks)
+    reasons = [explain_call(row, setting, row["basis"] == "device") for row in rows.iter_rows(named=True)]
     rows = rows.with_columns(
         time_pct=100 * pl.col("time_ns") / total,
         saved_ns="saved",
