@@ -116,7 +116,7 @@ def find(view: RankView) -> Iterator[Finding]:
         if len(findings) > 1:
             title_of_all += f"; {format_times(findings[1].count)} more while the device only communicates"
         yield sum_findings(findings, title_of_all)
-    elif view.activities.height < MIN_ACTIVITIES and view.steps.is_empty():
+    elif view.activities.height < MIN_ACTIVITIES and len(view.busy) == 1 and view.steps.is_empty():
         yield from _find_idle_operators(view)
 
 
