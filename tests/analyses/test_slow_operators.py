@@ -166,3 +166,68 @@ def test_planted_operators_come_first(name: str, data: Path) -> None:
     assert first["pattern"] == "slow-operators"
     assert PLANTED[name] in first["title"]
     assert first["confidence"] == "low"
+
+
+def run_call(
+    folder: Path, name: str, sizes: list[Any], values: list[str], dtype: str, kernel: str, before: Any = None
+) -> Job:
+    """A run of eight calls of an operator of 8 ms each; ``before``: an operator that prepares the keys."""
+    made = OperatorTraceBuilder()
+    for call in range(8):
+        at = 100 * call
+        if before is not None:
+            prepare, shapes, numbers = before
+            made.operator(prepare, at + 51, 20, shapes, dtype, **{"Concrete Inputs": numbers})
+        made.operator(name, at, 50, sizes, dtype, **{"Concrete Inputs": values})
+        made.kernel(kernel, at + 5, 2000 + 8000 * call, 8000)
+    return made.open(folder)
+
+
+IMAGES = [[64, 256, 28, 28], [256, 256, 3, 3], *[[]] * 7]
+PLAIN = ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "words"),
+    [
+        ("implicit_convolve_sgemm", "float", "a convolution in fp32, without tensor cores"),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32", "float", "a convolution in tf32"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16", BF16, None),
+    ],
+)
+def test_a_convolution_states_that_its_type_is_wide(
+    tmp_path: Path, kernel: str, dtype: str, words: str | None
+) -> None:
+    job = run_call(tmp_path, "aten::convolution", IMAGES, PLAIN, dtype, kernel)
+    (task,) = etloom.analyze(job, "tasks").iter_rows(named=True)
+    assert (task["reason"] or "").startswith(words) if words else task["reason"] is None
+    (title,) = titles(job)
+    assert words is None or words in title
+
+
+KEYS = [4, 8, 4096, 128]
+REPEATED = ("aten::repeat_interleave", [KEYS, [], [], []], ["", "4", "1", ""])
+EXPANDED = ("aten::expand", [[4, 8, 1, 4096, 128], [], []], ["", "[4, 8, 4, 4096, 128]", "False"])
+
+
+@pytest.mark.parametrize(
+    ("queries", "before", "is_named"),
+    [
+        (1, REPEATED, True),
+        (1, EXPANDED, True),
+        (4096, EXPANDED, True),
+        (1, None, False),
+        (1, ("aten::repeat_interleave", [KEYS, [], [], []], ["", "2", "1", ""]), False),
+        (1, ("aten::repeat_interleave", [KEYS, [], [], []], ["", "4", "2", ""]), False),
+        (1, ("aten::expand", [[4, 8, 1, 4096, 128], [], []], ["", "[x", "False"]), False),
+    ],
+)
+def test_attention_of_expanded_heads_is_named(
+    tmp_path: Path, queries: int, before: Any, is_named: bool
+) -> None:
+    shapes = [[4, 32, queries, 128], [4, 32, 4096, 128], [4, 32, 4096, 128], [], []]
+    name = "aten::_scaled_dot_product_flash_attention"
+    job = run_call(tmp_path, name, shapes, ["", "", "", "0.", "False"], BF16, "flash_fwd_kernel", before)
+    tasks = etloom.analyze(job, "tasks").filter(name=name)
+    reason = tasks["reason"].item() or ""
+    assert reason.startswith("keys and values of 8 heads, expanded to 32 before it") == is_named

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses import tasks
 from etloom.analyses.flops import measured_tables
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
@@ -183,3 +184,32 @@ def test_a_wrong_report_is_one_line(tmp_path: Path, text: str | None, message: s
 def test_the_planted_operator_is_the_first_task(name: str, data: Path) -> None:
     table = etloom.analyze(data / "kernels" / "standalone" / f"{name}.json.gz", "tasks", device="MI300X")
     assert PLANTED[name] in table["reason"][0]
+
+
+@pytest.mark.parametrize("launches", [1, 2, 3, 10])
+@pytest.mark.parametrize("delay", [10, 190])
+def test_a_device_that_waits_for_the_host_is_stated_first(tmp_path: Path, launches: int, delay: int) -> None:
+    """Each call takes 225 us on the host and 25 us on the device, which no faster kernel changes much."""
+    made = OperatorTraceBuilder()
+    for call in range(launches):
+        made.operator("aten::mm", 225 * call, 225, [[1024, 1024]] * 2)
+        made.kernel("gemm", 225 * call + delay, 225 * call + delay + 6, 25)
+    job = made.open(tmp_path, "AMD Instinct MI300X")
+    first = etloom.analyze(job, "findings").row(0, named=True)
+    assert first["pattern"] == "launch-bound" and first["title"].startswith("host-bound: the device ")
+    assert first["cost_ns"] >= 100_000 * launches
+    table = etloom.analyze(job, "tasks")
+    assert table["device_pct"].item() == pytest.approx(100 * 25 / 225, abs=1.5)
+    assert next(tasks.remarks(table)).startswith("the device of rank 0 runs for 11 % of the recording")
+
+
+def test_a_busy_device_has_no_remark_on_the_host(tmp_path: Path) -> None:
+    made = OperatorTraceBuilder()
+    for call in range(3):
+        made.operator("aten::mm", 50 * call, 40, [[1024, 1024]] * 2)
+        made.kernel("gemm", 50 * call + 5, 20 + 400 * call, 400)
+    job = made.open(tmp_path, "AMD Instinct MI300X")
+    table = etloom.analyze(job, "tasks")
+    assert table["device_pct"].item() > 95
+    assert [line for line in tasks.remarks(table) if "idle" in line] == []
+    assert "launch-bound" not in etloom.analyze(job, "findings")["pattern"].to_list()

@@ -18,6 +18,7 @@ import pytest
 import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
+from etloom.replayer.repro.operators import measure_equal_calls
 from support.small_traces import OperatorTraceBuilder
 
 pytestmark = pytest.mark.torch
@@ -122,6 +123,54 @@ def test_every_operator_of_a_run_has_a_script_or_a_reason(own: Path, tmp_path: P
         written.add(name)
         ast.parse((folder / "repro.py").read_text())
     assert {name for name in by_name["name"] if name.startswith("aten::")} <= written
+
+
+def is_autograd_excluded() -> bool:
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality))
+
+
+@pytest.mark.parametrize(
+    ("name", "caller", "is_below"),
+    [
+        ("aten::copy_", "aten::_to_copy", True),
+        ("aten::addmm", "aten::linear", False),
+    ],
+)
+def test_a_call_is_repeated_where_it_was_called(
+    own: Path, tmp_path: Path, name: str, caller: str, is_below: bool
+) -> None:
+    """Below another operator's kernel, an operator does not pass autograd again, which takes as long as a copy."""
+    job = etloom.open(own / "ddp_2")
+    events = job[0].events.select("id", "parent", name=pl.col("name").cast(pl.String))
+    above = events.select(parent="id", caller="name", grandparent="parent")
+    tops = events.select(grandparent="id", top="name")
+    calls = events.join(above, on="parent", how="left").join(tops, on="grandparent", how="left")
+    calls = calls.filter(pl.col("name") == name, pl.col("caller") == caller)
+    if not is_below:  # nor is the caller called by a kernel
+        calls = calls.filter(~pl.col("top").str.starts_with("aten::").fill_null(False))
+    script = load_script(etloom.repro(job, calls["id"][0], tmp_path / "x"))
+    assert script["BELOW_AUTOGRAD"] is is_below
+    states: list[bool] = []
+    script["call"] = lambda *_: states.append(is_autograd_excluded())
+    script["MAX_CALLS"], script["MAX_SECONDS"] = 10, 0.1
+    bases = [script["make_contents"](*storage) for storage in script["STORAGES"]]
+    script["run_calls"](bases, torch.device("cpu"), False)
+    assert set(states) == {is_below} and not is_autograd_excluded()
+
+
+def test_equal_calls_are_those_of_one_caller(tmp_path: Path) -> None:
+    made = OperatorTraceBuilder()
+    for call, (caller, length) in enumerate([("aten::add_", 10), ("aten::add_", 12), ("aten::mul_", 40)] * 3):
+        made.operator(caller, 1000 * call, 90, [[4], [4]]).operator(
+            "aten::to", 1000 * call + 5, length, [[4]]
+        )
+    job = made.open(tmp_path)
+    for caller, time, calls in (("aten::add_", 11.0, 6), ("aten::mul_", 40.0, 3)):
+        events = job[0].events.with_columns(pl.col("name").cast(pl.String))
+        parents = events.filter(name=caller)["id"]
+        event = events.filter(pl.col("parent").is_in(parents.implode()))["id"][0]
+        recorded = measure_equal_calls(job[0], event)
+        assert (recorded.time_ns, recorded.calls) == (time * 1000, calls)
 
 
 def run_kineto(folder: Path, name: str, dims: Any, **arguments: Any) -> Job:

@@ -208,7 +208,7 @@ def test_the_summary_states_what_the_run_shows(job: Job) -> None:
     said = {sentence.topic: sentence for sentence in found.lines}
     # The step from 100 to 1100 us; device work from 400 to 1050: gemm 600, the all-reduce alone from 1000 on.
     assert said["Step time"].figure == "1.000 ms"
-    assert said["Step time"].text == "the only step, mean over 2 ranks"
+    assert said["Step time"].text == "the only step, mean over 2 ranks; annotations on the host"
     assert said["Compute"].figure == "85.7 %"  # of 700: 300 before the first kernel are unknown
     assert said["Exposed communication"].figure == "7.1 %"
     assert "80.0 % of it overlaps computation" in said["Exposed communication"].text
@@ -402,7 +402,8 @@ def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_ha
     assert said.figure == f"{mean / 1e6:.1f} ms ± {100 * spread / mean:.1f} %" == "617.2 ms ± 2.2 %"
     assert said.text == (
         "mean and standard deviation of 2 steps, each the mean over 2 ranks; "
-        f"median {mean / 1e6:.1f} ms, shortest {first / 1e6:.1f} ms, longest {second / 1e6:.1f} ms"
+        f"median {mean / 1e6:.1f} ms, shortest {first / 1e6:.1f} ms, longest {second / 1e6:.1f} ms; "
+        "annotations on the host"
     )
     (row,) = etloom.diff(job, job).table("step").filter(measure="step time").iter_rows(named=True)
     assert (row["before"], row["values_before"]) == (pytest.approx(mean), 2)
@@ -465,3 +466,28 @@ def test_a_graph_that_is_too_large_leaves_a_command(job: Job, monkeypatch: pytes
             page = html_report.render_page(job)
         assert 'id="what-if-data"' not in page
         assert "too large for a page; etloom simulate " in page
+
+
+@pytest.mark.parametrize(
+    ("run", "basis", "times"),
+    [
+        ("hta_misc/negative_queue_a100.json.gz", "from the end of the GPU activity of the step before", 1),
+        ("hta_multirank", "from the start to the end of its annotation on the host", 0),
+    ],
+)
+def test_a_step_time_of_the_page_is_that_of_the_summary_and_states_its_base(
+    data: Path, run: str, basis: str, times: int
+) -> None:
+    job = etloom.open(data / run, use_cache=False)
+    page = html_report.render_page(job)
+    section = page[page.index('<section id="steps-section"') :].split("</section>")[0]
+    table = section.split('<table id="steps"')[1]
+    heads = re.findall(r'<button type="button">([^<]+)</button>', table)
+    assert heads.count("step time (ms)") == times and heads.count("annotation (ms)") == 1
+    assert f"Step time, as in the summary: {basis}" in section
+    assert f"Step time, as in the summary: {basis}" in page.split('id="overview"')[0]
+    column = heads.index("step time (ms)" if times else "annotation (ms)")
+    rows = [re.findall(r"<td([^>]*)>", row) for row in table.split("<tbody>")[1].split("</tr>")[:-1]]
+    values = [float(match[1]) for row in rows if (match := re.search(r'data-value="(\d+)"', row[column]))]
+    mean = {line.topic: line.figure for line in summarize_run(job).lines}["Step time"].split(" ")[0]
+    assert f"{sum(values) / len(values) / 1e6:.1f}" == mean

@@ -119,16 +119,18 @@ def test_sums_are_those_of_all_events(rows: list[tuple[int, int, int, int]], sta
     expected: dict[str, list[int]] = {}
     for _, at, dur, name in rows:
         if at < start + length and at + dur > start:
-            sums = expected.setdefault(f"name {name}", [0, 0])
+            sums = expected.setdefault(f"name {name}", [0, 0, 0])
             sums[0] += 1
             sums[1] += min(at + dur, start + length) - max(at, start)
-    assert {name: [count, time] for name, _, count, time in index.sum_names(part, by_track=False)} == expected
+            sums[2] = max(sums[2], dur)
+    assert {name: sums for name, _, *sums in index.sum_names(part, by_track=False)} == expected
     by_track: dict[str, list[int]] = {}
-    for name, track, count, time in index.sum_names(part, by_track=True):
+    for name, track, count, time, longest in index.sum_names(part, by_track=True):
         assert 0 <= track < len(index._headers)
-        sums = by_track.setdefault(name, [0, 0])
+        sums = by_track.setdefault(name, [0, 0, 0])
         sums[0] += count
         sums[1] += time
+        sums[2] = max(sums[2], longest)
     assert by_track == expected
     calls = index.sum_calls(part)
     top = [call for call in calls if call[0] < 0]
@@ -139,19 +141,30 @@ def test_sums_are_those_of_all_events(rows: list[tuple[int, int, int, int]], sta
 
 
 @settings(max_examples=examples(100))
-@given(EVENTS, st.text(st.sampled_from("name 0123NAME"), max_size=6))
-def test_a_search_finds_every_match_once(rows: list[tuple[int, int, int, int]], query: str) -> None:
+@given(
+    EVENTS,
+    st.text(st.sampled_from("name 0123NAME"), max_size=6),
+    st.none() | st.tuples(st.integers(0, 900), st.integers(901, 1500)),
+)
+def test_a_search_finds_every_match_once(
+    rows: list[tuple[int, int, int, int]], query: str, span: tuple[int, int] | None
+) -> None:
     trace = build_trace(rows)
     index = TimelineIndex(trace, 0, 0)
     text = query.strip().lower()
     matches = [event for event in trace.events.iter_rows(named=True) if text and text in str(event["name"])]
-    answer = index.search(query)
+    if span is not None:
+        matches = [
+            event for event in matches if event["ts"] < span[1] and event["ts"] + event["dur"] > span[0]
+        ]
+    answer = index.search(query, span)
     assert answer == {"events": len(matches), "time": sum(event["dur"] for event in matches)}
-    visited = [index.find_match(query, number) for number in range(len(matches))]
+    visited = [index.find_match(query, number, span) for number in range(len(matches))]
     assert sorted(visited) == [event["id"] for event in matches]
     starts = dict(trace.events.select("id", "ts").iter_rows())
     assert [starts[event] for event in visited] == sorted(starts[event] for event in visited)
-    assert index.find_match(query, len(matches)) is None and index.find_match(query, -1) is None
+    assert index.find_match(query, len(matches), span) is None
+    assert index.find_match(query, -1, span) is None
 
 
 @settings(max_examples=examples(40))
@@ -178,7 +191,7 @@ def test_any_trace_is_answered(trace: Trace) -> None:
     assert content["total"] == trace.events["ts"].drop_nulls().len()
     part = Part(-(10**18), 10**18, list_rows(index))
     counts = Counter(
-        name for name, _, count, _ in index.sum_names(part, by_track=False) for _ in range(count)
+        name for name, _, count, *_ in index.sum_names(part, by_track=False) for _ in range(count)
     )
     timed = trace.events.filter(pl.col("ts") + pl.col("dur").fill_null(0) > -(10**18))
     assert counts.total() == timed["ts"].drop_nulls().len()
@@ -198,10 +211,8 @@ def test_sums_by_track_need_no_room_for_names_of_other_tracks() -> None:
         assert tracemalloc.get_traced_memory()[1] < 3_000_000  # a table of all tracks and names has 14 MB
     finally:
         tracemalloc.stop()
-    assert len({track for _, track, _, _ in found}) == 300
-    assert {(name, count, time) for name, _, count, time in found} == {
-        (f"name {row}", 1, 5) for row in range(3000)
-    }
+    assert len({track for _, track, *_ in found}) == 300
+    assert {(name, *sums) for name, _, *sums in found} == {(f"name {row}", 1, 5, 5) for row in range(3000)}
 
 
 def test_the_index_does_not_depend_on_the_order_of_questions() -> None:

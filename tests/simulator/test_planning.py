@@ -351,6 +351,16 @@ def test_experts_overlap_and_nodes_limit_their_traffic() -> None:
     )
 
 
+def test_a_file_that_is_no_job_is_answered_with_what_a_plan_accepts(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# A project\n")
+    with pytest.raises(EtloomError) as caught:
+        etloom.plan(tmp_path / "README.md")
+    assert caught.value.what == f"{tmp_path / 'README.md'}: neither the description of a job nor a recording"
+    assert str(caught.value.remedy).startswith(
+        "expected a YAML file (docs/plan.md), one of deepseek-v3-like, "
+    )
+
+
 def test_a_key_that_is_there_twice_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("layers: 2\nhidden: 64\nlayers: 3\n")
     with pytest.raises(EtloomError, match=r"job\.yaml: line 3: key 'layers' is there twice"):

@@ -409,6 +409,17 @@ def test_a_change_that_matches_nothing_is_an_error(data: Path) -> None:
     assert EdgeKind.SYNC not in etloom.graph(job).graph.kind
 
 
+def test_the_calls_that_a_change_matches_are_counted(data: Path) -> None:
+    job = open_run(data / "cpu/ddp_2")
+    for name in ("aten::addmm", "aten::add_", "aten::linear"):
+        calls = [trace.events.filter(pl.col("name").cast(pl.String) == name)["dur"] for trace in job.values()]
+        count, total = sum(map(len, calls)), sum(durations.sum() for durations in calls)
+        expected = f"'op:{name} x0.5' matches {count} calls, {total / 1e6:.3f} ms as recorded"
+        assert expected in etloom.simulate(job, f"op:{name} x0.5").reasons
+    counted = [line for line in etloom.simulate(job, "comm x0", "host x1").reasons if " matches " in line]
+    assert len(counted) == 2 and counted[0].startswith("'comm x0' matches 4 calls, ")
+
+
 @pytest.mark.slow
 def test_a_path_through_unexplained_time_states_it(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The simulation of these runs is refused belief, and so is their path, here and in the report."""

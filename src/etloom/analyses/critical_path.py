@@ -8,8 +8,9 @@ dependency that was ready last. Its times add up to the makespan. One row per gr
   events; docs/glossary.md defines each kind. later start: the time before the first event of the path, which no
   recorded dependency explains, for example if one rank starts recording later than others.
 - The rank is null if the group spans several ranks.
-- category, name: of the event that takes the time. operator, module: the innermost ones around the event or, for GPU
-  activity, around its launch.
+- category, name: of the event that takes the time; of a delay between two events (launch, stream, ...), of the event
+  that ends it. operator, module: the innermost ones around the event or, for GPU activity, around its launch: the
+  operator of a launch gap is the one that ends it.
 - count: number of segments. time_ns: their sum; pct: share of the whole path. unexplained_ns: the time beyond the
   minimum latency of the dependencies.
 - explainable: whether the graph explains the recording (as in graph-quality, for all ranks). If it does not, the path

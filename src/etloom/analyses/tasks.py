@@ -9,7 +9,9 @@ attainable). A call is slow if the table, else a sibling, is at least 20 % faste
 kernel fully reaches, so only operators below half of it are listed. saved_ns: the time above it, of all calls, an
 upper bound of the saving; saved_pct: its share of the time of all operators of the rank. reason and advice: what the
 shapes show (docs/reference/findings.md, slow-operators). event: a call of median duration; `etloom repro RUN --event
-ID` writes a script that runs it. Of a device without known peaks the roofline is that of the slowest known device
+ID` writes a script that runs it. device_pct: share of the rank's recording, from its first to its last event, in which
+its device ran (null on a CPU): where it is low, the host limits the run, not these operators. Of a device
+without known peaks the roofline is that of the slowest known device
 whose architecture its kernels name (sm90, sm100, gfx90a, gfx950); otherwise, and on a CPU, only siblings are
 compared.
 
@@ -36,11 +38,12 @@ from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
 from etloom.analyses.flops.peaks import Peaks, check_device, find_architecture_peaks
-from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
+from etloom.analyses.flops.shape_reasons import describe_setting, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
+from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
-from etloom.timeline.activity import describe_rank
+from etloom.timeline.activity import compute_activity, describe_rank
 
 SCOPE = "rank"
 COLUMNS = {
@@ -56,6 +59,7 @@ COLUMNS = {
     "rests_on": pl.String,
     "saved_ns": pl.Int64,
     "saved_pct": pl.Float64,
+    "device_pct": pl.Float64,
     "reason": pl.String,
     "advice": pl.String,
     "event": pl.Int64,
@@ -70,6 +74,8 @@ _SIBLING, _ROOFLINE = 0.8, 0.5
 """An operator is slow if it attains less than this share of the rate of a sibling, or of the roofline."""
 _FIXED_NS = 2_000.0
 """Time that a kernel, or an operator on the host, takes whatever it does."""
+_MIN_DEVICE_PCT = 50.0
+"""Share of the recording in which the device runs below which the host, not the operators, is what to look at first."""
 _GROUP = ["family", "name", "dims", "types", "strides", "precision"]
 _PEERS = ["family", "precision"]
 
@@ -115,12 +121,13 @@ def analyze(
         ["saved", *_GROUP], descending=[True] + [False] * len(_GROUP), nulls_last=True
     )
     rows = rows.head(top)
-    number = count_multiprocessors(trace)
-    reasons = [explain_call(row, number, row["basis"] == "device") for row in rows.iter_rows(named=True)]
+    setting = describe_setting(trace, peaks)
+    reasons = [explain_call(row, setting, row["basis"] == "device") for row in rows.iter_rows(named=True)]
     rows = rows.with_columns(
         time_pct=100 * pl.col("time_ns") / total,
         saved_ns="saved",
         saved_pct=100 * pl.col("saved") / total,
+        device_pct=pl.lit(_measure_device_share(trace), pl.Float64),
         reason=pl.Series([reason and reason.text for reason in reasons], dtype=pl.String),
         advice=pl.Series([reason and reason.advice for reason in reasons], dtype=pl.String),
         shapes="dims",
@@ -129,10 +136,28 @@ def analyze(
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield a note for the terminal on how to run the first task."""
+    """Yield notes for the terminal: on the ranks whose devices are mostly idle, and on how to run the first task."""
+    idle = table.filter(pl.col("device_pct") < _MIN_DEVICE_PCT)
+    for rank, share in idle.select("rank", "device_pct").unique().sort("rank").head(1).iter_rows():
+        yield (
+            f"the device of rank {rank} runs for {share:.0f} % of the recording: what keeps it idle costs more than "
+            "these operators; see etloom analyze findings first"
+        )
     example = table.drop_nulls("event").head(1)
     for rank, event in example.select("rank", "event").iter_rows():
         yield f"etloom repro RUN --rank {rank} --event {event} --out DIR writes a script that runs the first one"
+
+
+def _measure_device_share(trace: Trace) -> float | None:
+    """Return the share of the recording, from its first to its last event, in which the device ran, percent."""
+    activity = compute_activity(trace)
+    events = trace.events.filter(
+        pl.col("cat").is_in(list(categories.HOST_CATEGORIES | categories.DEVICE_CATEGORIES))
+    )
+    start, end = events["ts"].min(), (events["ts"] + events["dur"]).max()
+    if activity.basis != "device" or not isinstance(start, int) or not isinstance(end, int) or end <= start:
+        return None
+    return 100 * activity.busy.total / (end - start)
 
 
 def _find_peaks(trace: Trace, device: str | None, device_peaks: str | None) -> Peaks:

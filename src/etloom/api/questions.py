@@ -13,7 +13,7 @@ from etloom import linker
 from etloom.api.arguments import OutPath, Run, StrPath, as_job, as_run, verb, writing
 from etloom.api.verdicts import CheckResult, HangReport
 from etloom.core import registry
-from etloom.core.errors import InvalidValue, warn
+from etloom.core.errors import EtloomError, InvalidValue, warn
 from etloom.core.registry import check_options
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job, Trace
@@ -213,10 +213,26 @@ def describe_job(
     if not (isinstance(job, (Trace, Job)) or names_recording(job)):
         return read_job(job, changes), ()
     name = "recording" if isinstance(job, (Trace, Job)) else Path(job).name
-    document, values = describe_recorded_job(linker.linked_ranks(as_job(job)))
+    document, values = describe_recorded_job(linker.linked_ranks(_open_recording(job)))
     replaced = [JobValue(key, value, "set", "--set") for key, value in changes.items()]
     values = (*(value for value in values if value.key not in changes), *replaced)
     return parse_job(document, name, changes), values
+
+
+def _open_recording(job: Run) -> Job:
+    """Return the run of a recorded job; a file that is none is refused with all that a plan accepts."""
+    from etloom.formats import UNKNOWN_FORMAT
+    from etloom.simulator.training_jobs import list_jobs
+
+    try:
+        return as_job(job)
+    except EtloomError as error:
+        if UNKNOWN_FORMAT not in error.what:
+            raise
+        raise EtloomError(
+            f"{job}: neither the description of a job nor a recording",
+            remedy=f"expected a YAML file (docs/plan.md), one of {', '.join(list_jobs())}, or the trace of a job",
+        ) from None
 
 
 @verb

@@ -62,7 +62,7 @@ def format_findings(frame: pl.DataFrame, to_terminal: bool) -> str:
 
 def _lines(row: Mapping[str, Any], rank_count: int | None) -> Iterator[str]:
     from etloom.core.text import count_noun
-    from etloom.reports.finding_text import format_cost, format_gain, format_parts
+    from etloom.reports.finding_text import format_cost, format_gain, format_parts, label_location
     from etloom.reports.kernel_labels import shorten_labels
 
     gain, share = format_gain(row)
@@ -71,7 +71,7 @@ def _lines(row: Mapping[str, Any], rank_count: int | None) -> Iterator[str]:
     yield f"-> {row['advice']}"
     name = None if row["name"] == f"rank {row['rank']}" else shorten_labels([row["name"]])[0]
     location = {**row, "name": name}
-    at = (f"{field} {location[field]}" for field in _LOCATION if location[field] is not None)
+    at = (label_location(location, field) for field in _LOCATION if location[field] is not None)
     yield "; ".join([format_cost(row, rank_count), count_noun(row["count"], "time"), *at])
     if parts := format_parts(row):
         yield parts

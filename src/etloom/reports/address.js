@@ -1,8 +1,25 @@
 // The view of the timeline in the address of the page: the time in view (t), the selected event (e) and time (s), folds
-// that differ from those at first (f), the order of ranks (o), the search (q), the
+// that differ from those at first (f), the order of ranks (o), the search (q) and whether it ignores the selected time (a), the
 // critical path (p), the scroll (y), the ranks on a page of a server (r), and the controls of the page by their letters.
 
 const listControls = () => [...document.querySelectorAll("[data-state]")];
+
+// What a control shows, as text: of a table, the column that a click sorted and the direction; empty as at first.
+function readControl(control) {
+  if (control.rows) return control.dataset.sort ?? "";
+  return control.type === "search" ? control.value : String(Number(control.selectedIndex ?? control.value) || "");
+}
+
+function writeControl(control, text) {
+  if (control.rows) setSort(control, text);
+  else if (control.type === "search") control.value = text;
+  else {
+    const value = Math.trunc(Number(text)) || 0;
+    if (control.options) control.selectedIndex = control.options[value] ? value : 0;
+    else control.value = value;
+  }
+  control.dispatchEvent(new Event("input"));
+}
 
 function writeState(timeline) {
   const { ranks, view, selected, measured, query, path, scroller } = timeline;
@@ -17,7 +34,8 @@ function writeState(timeline) {
   set("r", FACTS.served && String(ranks.map(({ rank }) => rank)) !== String(FACTS.served.ranks) && ranks.map(({ rank }) => rank).join("_"));
   set("o", ranks.some(({ place }, i) => place !== i) && ranks.map(({ place }) => place).join("_"));
   set("q", query);
-  for (const control of listControls()) set(control.dataset.state, Number(control.selectedIndex ?? control.value));
+  set("a", timeline.everywhere && "1");
+  for (const control of listControls()) set(control.dataset.state, readControl(control));
   set("p", path && "1");
   set("y", Math.round(scroller.scrollTop));
   return state.toString();
@@ -30,12 +48,7 @@ async function readState(timeline, text) {
   const span = readSpan(get("t"));
   if (!span) return false;
   // First, as they may unfold tracks and move the view.
-  for (const control of listControls()) {
-    const value = Math.trunc(Number(get(control.dataset.state))) || 0;
-    if (!control.options) control.value = value;
-    else control.selectedIndex = control.options[value] ? value : 0;
-    control.dispatchEvent(new Event("input"));
-  }
+  for (const control of listControls()) writeControl(control, get(control.dataset.state));
   if (timeline.path !== state.has("p")) document.querySelector('button[data-act="path"]').click();
   await timeline.addRanks((get("r").match(/\d+/g) ?? []).map(Number));
   const changed = new Set(get("f").split("_"));
@@ -48,6 +61,7 @@ async function readState(timeline, text) {
   }
   timeline.layout();
   const input = document.getElementById("search");
+  timeline.everywhere = state.has("a");
   input.value = get("q");
   input.dispatchEvent(new Event("input"));
   timeline.setView(...span);

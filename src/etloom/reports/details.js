@@ -46,12 +46,27 @@ function toggleHelp(timeline) {
 function connectSearch(timeline) {
   const input = document.getElementById("search");
   const answer = document.getElementById("matches");
+  const everywhere = document.getElementById("everywhere");
   timeline.onmatch = () => {
-    const { events, time, at, isPending } = timeline.matches;
+    const { events, time, at, isPending, searched } = timeline.matches;
     const place = at < 0 ? "" : `${formatCount(at + 1)} of `;
+    const where = searched === "null" ? "" : " in the selected time";
     answer.textContent = !input.value.trim() ? "" : isPending ? "searching"
-      : events ? `${place}${formatCount(events)} events, ${formatTime(time)}` : "no event has this name";
+      : events ? `${place}${formatCount(events)} events${where}, ${formatTime(time)}` : `no event${where} has this name`;
+    showScope();
   };
+  const showScope = () => {
+    everywhere.hidden = !input.value.trim() || !timeline.measured;
+    everywhere.setAttribute("aria-pressed", String(timeline.everywhere));
+  };
+  everywhere.addEventListener("click", () => {
+    timeline.everywhere = !timeline.everywhere;
+    timeline.refreshSearch();
+  });
+  timeline.atRest.push(() => {
+    timeline.refreshSearch();
+    showScope();
+  });
   input.addEventListener("input", () => {
     timeline.search(input.value);
     timeline.onmatch();
@@ -82,9 +97,9 @@ function connectButtons(timeline, loaded) {
   for (const button of document.querySelectorAll("button[data-act]")) {
     button.addEventListener("click", () => act[button.dataset.act](button));
   }
-  for (const button of document.querySelectorAll("button[data-view]")) {
+  for (const button of document.querySelectorAll("button[data-view], button[data-call]")) {
     button.addEventListener("click", async () => {
-      const view = JSON.parse(button.dataset.view);
+      const view = button.dataset.call ? viewCall(button.dataset.call) : JSON.parse(button.dataset.view);
       if (!await showFinding(timeline, view)) await loaded.then(() => showFinding(timeline, view));
       const caption = document.getElementById("caption");
       caption.textContent = view.caption;
@@ -93,6 +108,13 @@ function connectButtons(timeline, loaded) {
       timeline.canvas.focus({ preventScroll: true });
     });
   }
+}
+
+// The view of a call that is the longest of several, as longest_calls.py writes it.
+function viewCall(text) {
+  const [rank, event, start, duration, count] = text.split(".").map(Number);
+  const caption = `${count > 1 ? `The longest of ${formatCount(count)}` : "The only one"}, on rank ${rank}.`;
+  return { rank, event, start, end: start + duration, peer: null, caption };
 }
 
 // A click on a column of the chart of steps shows the step on the timeline.

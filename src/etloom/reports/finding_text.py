@@ -13,9 +13,23 @@ from etloom.reports.kernel_labels import shorten_labels
 PERCENT_BASES = (
     "Percent of the job: of the time from the first to the last event of all ranks, from which the job's gain is "
     "simulated, without the overhead of the recorder if the step time before the recording is known. Percent of a "
-    "rank's recording or steps: of that rank alone, which others may wait for or hide."
+    "rank's recording or steps: of that rank alone, which others may wait for or hide; steps last as long as their "
+    "annotations on the host."
 )
 """The bases of the percentages of findings, for readers of the page and the terminal."""
+
+
+_GAP_PATTERNS = frozenset({"launch-bound", "device-waits"})
+"""Findings about gaps on the device, whose event is the launch after the gap."""
+
+
+def label_location(row: Mapping[str, Any], column: str) -> str:
+    """Return the text of a column of a finding that locates it, such as "operator aten::mm".
+
+    The operator of a gap is the one that ends it. row: of the analysis findings.
+    """
+    is_end = column == "operator" and row["pattern"] in _GAP_PATTERNS
+    return f"{'gap ended by operator' if is_end else column} {row[column]}"
 
 
 def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -34,12 +34,14 @@ from etloom.reports.formatting import format_duration
 from etloom.reports.html_charts import render_bars, render_columns, render_legend
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
 from etloom.reports.html_tables import render_table
+from etloom.reports.longest_calls import LongestCalls, list_longest_calls, pick_calls
 from etloom.reports.memory_section import is_memory_only, render_memory
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.roofline_section import render_roofline
+from etloom.reports.step_section import MAX_COLUMNS, add_step_times, describe_step_basis, render_step_chart
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
-from etloom.reports.time_shares import PART_LABELS
+from etloom.reports.time_shares import PART_COLORS, PART_LABELS
 from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines
 from etloom.reports.what_if import render_simulation
 
@@ -50,8 +52,6 @@ MAX_RANKS = 64
 MAX_FINDINGS = 20
 MAX_BARS = 32
 """Ranks with a bar each; more ranks have a column each."""
-MAX_COLUMNS = 2000
-"""Columns of a chart."""
 MAX_FLEET_RANKS, MAX_FLEET_EVENTS = 16, 20_000
 """Ranks whose timelines are drawn, and events of each, of a run of more than MAX_RANKS ranks: the page of any number of
 ranks is then a few MB."""
@@ -69,8 +69,6 @@ SERVED_SCRIPTS = (*TIMELINE_SCRIPTS, "served.js", *SCRIPTS[len(TIMELINE_SCRIPTS)
 """Scripts of the page of a server."""
 MAX_RANK_ROWS = 2_000
 """Rows of the table with one row per rank."""
-PART_COLORS = dict(zip(PART_LABELS, ("compute", "communication", "memory", "other", "idle"), strict=True))
-"""Part of the breakdown -> its color in report.css."""
 MAX_COST_ROWS = 600
 """Rows of a table with several rows per rank."""
 _ADD_RANK = (
@@ -87,9 +85,13 @@ _TABLES = {
     "kernel-breakdown": ("Kernels", "GPU activities by name; without a GPU, operators by self time."),
     "steps": (
         "Steps",
-        "From the start to the end of a ProfilerStep; device: the GPU activities launched in it.",
+        "Annotation: from the start to the end of a ProfilerStep on the host. Device: the GPU activities launched in "
+        "it, whenever they ran.",
     ),
-    "comm-overlap": ("Communication", "Overlap with computation, for each step and the whole run."),
+    "comm-overlap": (
+        "Communication",
+        "Overlap with computation, for each step (what ran during its annotation) and the whole run.",
+    ),
 }
 
 
@@ -150,7 +152,15 @@ def render_page(
         operators = summary.tables["top-ops-sum"]["name"].drop_nulls().to_list()
         what_if, graph = ("", "") if is_untimed(job) else render_simulation(job, name, operators)
         sections = _render_sections(
-            summary, len(job), findings, fleet_map, timeline, memory, what_if, render_roofline(job)
+            summary,
+            job,
+            timelines.zeros,
+            findings,
+            fleet_map,
+            timeline,
+            memory,
+            what_if,
+            render_roofline(job),
         )
     return _assemble_page(job, timelines, _render_summary(summary), sections, graph)
 
@@ -214,7 +224,8 @@ def _run_name(job: Job) -> str:
 
 def _render_sections(
     summary: RunSummary,
-    rank_count: int,
+    job: Job,
+    zeros: Mapping[int, int],
     findings: str,
     fleet_map: str,
     timeline: str,
@@ -223,7 +234,8 @@ def _render_sections(
     roofline: str,
 ) -> list[Section]:
     """Return the sections of the report in order; some may be empty."""
-    tables = summary.tables
+    tables, rank_count = summary.tables, len(job)
+    calls = {name: list_longest_calls(job, name, zeros) for name in _COST_COLUMNS}
     memory_sections = [_wrap_memory(memory)] if memory else []
     fleet_sections = [titled_section("fleet", "Heat map", fleet_map, "Ranks and steps")] if fleet_map else []
     if "recorded" in tables:
@@ -250,7 +262,9 @@ def _render_sections(
         *memory_sections,
         titled_section("breakdown", "Breakdown", _render_breakdown(summary), "Where the time went"),
         *(fleet_sections if rank_count < MIN_FLEET else ()),
-        Section("critical-path-section", "Critical path", render_critical_path(tables["critical-path"])),
+        Section(
+            "critical-path-section", "Critical path", render_critical_path(tables["critical-path"], zeros)
+        ),
         *([titled_section("what-if", "What if", what_if)] if what_if else []),
         Section(
             "ranks-section",
@@ -259,7 +273,9 @@ def _render_sections(
         ),
         *([titled_section("roofline-section", "Roofline", roofline)] if roofline else []),
         *(
-            Section(f"{name}-section", texts[0], _render_table_section(summary, name, *texts))
+            Section(
+                f"{name}-section", texts[0], _render_table_section(summary, name, *texts, calls.get(name, {}))
+            )
             for name, texts in _TABLES.items()
         ),
         _render_data_quality(summary),
@@ -333,7 +349,8 @@ def _render_timeline(timelines: Timelines) -> str:
 
 
 def _render_breakdown(summary: RunSummary) -> str:
-    overview = summary.tables["overview"]
+    tables = summary.tables
+    overview = tables["overview"]
     timed = overview.drop_nulls("span_ns")
     parts = [part for part in PART_LABELS if (timed[f"{part}_pct"].max() or 0) > 0]  # type: ignore[operator]
     shares: list[tuple[str, Mapping[str, float]]] = [
@@ -365,7 +382,7 @@ def _render_breakdown(summary: RunSummary) -> str:
         _drop_empty_columns(overview.drop(f"{part}_pct" for part in PART_LABELS if part not in parts)),
         "overview",
         "By rank",
-        "Shares refer to the span; overlap refers to the communication.",
+        f"Shares refer to the span; overlap refers to the communication.{describe_step_basis(tables['steps'])}",
         limit=MAX_RANK_ROWS,
     )
     return (
@@ -374,14 +391,15 @@ def _render_breakdown(summary: RunSummary) -> str:
     )
 
 
-def _render_table_section(summary: RunSummary, name: str, title: str, note: str) -> str:
+def _render_table_section(summary: RunSummary, name: str, title: str, note: str, calls: LongestCalls) -> str:
     """Render an analysis table as an HTML section; empty without rows, or for comm-overlap without communication."""
     frame = summary.tables[name]
     if frame.is_empty() or (name == "comm-overlap" and not frame["communication_ns"].sum()):
         return ""
     if name == "steps":
         times = [column for column in frame.columns if column.endswith(("start_ns", "end_ns"))]
-        frame = frame.with_columns(pl.col(times) - pl.col("start_ns").min())
+        note += describe_step_basis(frame)
+        frame = add_step_times(frame).with_columns(pl.col(times) - pl.col("start_ns").min())
     if name == "top-ops" and (frame.group_by("rank").len()["len"] >= MAX_OPERATORS).any():
         note = f"{note} The first {MAX_OPERATORS} of each rank by exclusive time, and by device time."
     if name in _COST_COLUMNS and frame.height > MAX_COST_ROWS:
@@ -390,46 +408,35 @@ def _render_table_section(summary: RunSummary, name: str, title: str, note: str)
         note = f"{note} The costliest of all ranks first."
     heading = "By rank and step" if name == "steps" else title
     table = render_table(
-        _drop_empty_columns(frame), name, heading, note, absent={"step": "all"}, limit=MAX_COST_ROWS
+        _drop_empty_columns(frame),
+        name,
+        heading,
+        note,
+        absent={"step": "all"},
+        limit=MAX_COST_ROWS,
+        calls=pick_calls(frame.head(MAX_COST_ROWS), calls) if calls else (),
     )
     if name == "steps":
-        table = f"<h2>Steps</h2>{_render_step_chart(summary.tables['temporal-breakdown'])}{table}"
+        table = f"<h2>Steps</h2>{render_step_chart(summary.tables['temporal-breakdown'])}{table}"
     if name in _COST_COLUMNS and len(summary.ranks) > 1:
         table = (
-            f"{_render_sum_over_ranks(summary, name, title)}<details><summary>{title} by rank</summary>"
+            f"{_render_sum_over_ranks(summary, name, title, calls)}<details><summary>{title} by rank</summary>"
             f"{table}</details>"
         )
     return f'<section id="{name}-section" aria-label="{title}">{table}</section>'
 
 
-def _render_step_chart(times: pl.DataFrame) -> str:
-    """Render a chart with a stacked column per step: parts of its time, mean over ranks; empty below two steps."""
-    steps = (
-        times.drop_nulls("step").group_by("step").agg(pl.col(f"{part}_ns").mean() for part in PART_LABELS)
-    ).sort("step")
-    if steps.height < 2:
-        return ""
-    parts = [part for part in PART_LABELS if steps[f"{part}_ns"].sum()]
-    columns: list[tuple[str, Mapping[str, float]]] = [
-        (f"step {row['step']}", {part: row[f"{part}_ns"] for part in parts})
-        for row in steps.head(MAX_COLUMNS).iter_rows(named=True)
-    ]
-    numbers = steps["step"].head(MAX_COLUMNS).to_list()
-    legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in parts})
-    note = "One column per step, mean over the ranks; a click shows the step on the timeline."
-    if steps.height > MAX_COLUMNS:
-        note += f" The first {MAX_COLUMNS:,} of {steps.height:,} steps."
-    return (
-        f'<div class="bars-head"><p class="soft">{note}</p><ul class="legend">{legend}</ul></div>'
-        f"{render_columns(columns, PART_COLORS, PART_LABELS, 'Time of each step by part', numbers)}"
-    )
-
-
-def _render_sum_over_ranks(summary: RunSummary, name: str, title: str) -> str:
+def _render_sum_over_ranks(summary: RunSummary, name: str, title: str, calls: LongestCalls) -> str:
     table = summary.tables[f"{name}-sum"]
     note = "Sum over all ranks, and the rank with the largest time."
+    longest = pick_calls(table.head(MAX_COST_ROWS), calls)
     return render_table(
-        _drop_empty_columns(table), f"{name}-sum", f"{title}, all ranks", note, limit=MAX_COST_ROWS
+        _drop_empty_columns(table),
+        f"{name}-sum",
+        f"{title}, all ranks",
+        note,
+        limit=MAX_COST_ROWS,
+        calls=longest,
     )
 
 

@@ -12,8 +12,9 @@ import polars as pl
 
 from etloom.comparison.source_lines import SourceLines
 from etloom.core.text import count_noun
-from etloom.reports.finding_text import format_cost, format_gain, format_parts
+from etloom.reports.finding_text import format_cost, format_gain, format_parts, label_location
 from etloom.reports.html_tables import render_table
+from etloom.reports.longest_calls import encode_call
 from etloom.reports.source_code import render_source_lines
 
 _LOCATION_COLUMNS = ("operator", "module", "frame", "step", "stream")
@@ -91,7 +92,7 @@ def render_findings(
 def _render_finding(
     row: Mapping[str, Any], bar_length: float, rank_count: int, view: str, sources: Mapping[str, SourceLines]
 ) -> str:
-    location = [f"{name} {row[name]}" for name in _LOCATION_COLUMNS if row[name] is not None]
+    location = [label_location(row, name) for name in _LOCATION_COLUMNS if row[name] is not None]
     label = escape(f"Show on the timeline: {row['title']}")
     show = (
         f'<button type="button" class="show" data-view="{escape(view)}" aria-label="{label}">show</button>'
@@ -118,29 +119,47 @@ def _escape_with_code(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def render_critical_path(table: pl.DataFrame) -> str:
-    """Render the critical path as a table with a row per kind and event name; empty if there is no path."""
+def render_critical_path(table: pl.DataFrame, zeros: Mapping[int, int]) -> str:
+    """Render the critical path as a table with a row per kind and event name; empty if there is no path.
+
+    Args:
+        table: the path by edge.
+        zeros: the ranks whose timelines are drawn, and the time that each shows as zero, ns.
+    """
     if table.is_empty():
         return ""
     total = table["time_ns"].sum()
     rows = (
         table.group_by("kind", "category", "name", "operator", maintain_order=True)
-        .agg(pl.len().alias("count"), pl.col("time_ns", "unexplained_ns").sum())
+        .agg(
+            pl.len().alias("count"),
+            pl.col("time_ns", "unexplained_ns").sum(),
+            longest=pl.struct("rank", "event", "start_ns", "time_ns").get(pl.col("time_ns").arg_max()),
+        )
         .with_columns(pct=100.0 * pl.col("time_ns") / total)
         .sort("time_ns", "name", descending=(True, False), maintain_order=True)
-        .select("time_ns", "pct", "count", "kind", "category", "name", "operator", "unexplained_ns")
     )
+    calls = [
+        encode_call(rank, event, start_ns - zeros[rank], time_ns, count)
+        if rank in zeros and event is not None
+        else ""
+        for rank, event, start_ns, time_ns, count in rows.select(
+            pl.col("longest").struct.unnest(), "count"
+        ).rows()
+    ]
+    rows = rows.select("time_ns", "pct", "count", "kind", "category", "name", "operator", "unexplained_ns")
     if not (rows["unexplained_ns"] != 0).any():
         rows = rows.drop("unexplained_ns")
     note = (
         "The chain of work and waits that determines the end of the run; the button above the timeline highlights it. "
+        "Name and operator of a delay (launch, stream, return and the like) are those of the event that ends it. "
         "Unexplained: time beyond the minimum latency."
     )
     if not table["explainable"].all():
         note = (
             f"Not reliable: the graph does not explain the recording (etloom analyze graph-quality). {note}"
         )
-    html = render_table(rows, "critical-path", "Critical path", note, limit=500)
+    html = render_table(rows, "critical-path", "Critical path", note, limit=MAX_ROWS, calls=calls)
     return f'<section id="critical-path-section" aria-label="Critical path">{html}</section>'
 
 

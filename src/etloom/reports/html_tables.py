@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from typing import Any
@@ -30,6 +30,7 @@ def render_table(
     limit: int = MAX_ROWS,
     bar: str | None = None,
     links: Mapping[str, str] | None = None,
+    calls: Sequence[str] = (),
 ) -> str:
     """Render a sortable table as HTML: its first ``limit`` rows, with a note if there are more.
 
@@ -38,6 +39,7 @@ def render_table(
         absent: text for null by column; default: "none".
         bar: a column of changes that are drawn next to their numbers, increases to the right.
         links: address by text of the first column.
+        calls: for each row the call that its button shows on the timeline (`encode_call`); empty for none.
     """
     columns = [choose_column_format(frame, column) for column in frame.columns]
     if frame.height > limit:
@@ -56,6 +58,9 @@ def render_table(
         cells[0] = [
             f'<td><a href="{escape(links[text])}">{escape(text)}</a></td>' for text in shown.to_series(0)
         ]
+    if any(calls):
+        heads += '<th scope="col"><button type="button">timeline</button></th>'
+        cells.append([_render_call(call) for call in calls[: shown.height]])
     rows = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
     return (
         f'<div class="table"><div class="table-head"><h3 id="{name}-title">{escape(title)}</h3>'
@@ -66,6 +71,13 @@ def render_table(
         f'<table id="{name}" class="sortable" aria-labelledby="{name}-title">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
     )
+
+
+def _render_call(call: str) -> str:
+    """Render the cell with the button that shows a call on the timeline; empty for none."""
+    if not call:
+        return "<td data-empty></td>"
+    return f'<td><button type="button" class="call" data-call="{escape(call)}">longest</button></td>'
 
 
 def _wrapper_classes(frame: pl.DataFrame) -> str:

@@ -19,7 +19,8 @@ function visitRange(timeline, [from, to], visit) {
   }
 }
 
-// The names of a time range, each once or once per track: [{ name, track, count, sum }], the largest sum first.
+// The names of a time range, each once or once per track: [{ name, track, count, sum, max }], the largest sum first. `max` is
+// the longest call, with all of its time.
 function sumNames(timeline, range, byTrack) {
   const names = [];
   const known = new Map(); // name -> its entry
@@ -31,12 +32,13 @@ function sumNames(timeline, range, byTrack) {
     const code = rank.name[index];
     if (!entries[code]) {
       const name = nameOf(rank, index);
-      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? nameTrack(rank, track) : "", count: 0, sum: 0 };
+      entries[code] = (!byTrack && known.get(name)) || { name, track: byTrack ? nameTrack(rank, track) : "", count: 0, sum: 0, max: 0 };
       if (!entries[code].count) names.push(entries[code]);
       known.set(name, entries[code]);
     }
     entries[code].count++;
     entries[code].sum += time;
+    entries[code].max = Math.max(entries[code].max, rank.dur[index] || 0);
   });
   return sortNames(names);
 }
@@ -49,11 +51,16 @@ function sumLaunched(timeline, [from, to]) {
       const at = rank.launch[i] ? rank.start[rank.launch[i] - 1] : NaN;
       if (!(from <= at && at < to)) continue;
       const name = nameOf(rank, i);
-      const { count, sum } = names.get(name) ?? { count: 0, sum: 0 };
-      names.set(name, { name, track: "", count: count + 1, sum: sum + (rank.dur[i] || 0) });
+      addSums(names, name, { name, track: "", count: 1, sum: rank.dur[i] || 0, max: rank.dur[i] || 0 });
     }
   }
   return sortNames([...names.values()]);
+}
+
+// Adds an entry to that of its key.
+function addSums(names, key, entry) {
+  const { count, sum, max } = names.get(key) ?? { count: 0, sum: 0, max: 0 };
+  names.set(key, { ...entry, count: count + entry.count, sum: sum + entry.sum, max: Math.max(max, entry.max) });
 }
 
 const sortNames = (names) => names.sort((a, b) => b.sum - a.sum || b.count - a.count);
@@ -91,11 +98,12 @@ async function showStatistics(timeline) {
     cell.dataset.value = value;
     return cell;
   };
-  table.tBodies[0].replaceChildren(...names.slice(0, MAX_NAMES).map(({ name, track, count, sum }) => element("tr", {},
+  table.tBodies[0].replaceChildren(...names.slice(0, MAX_NAMES).map(({ name, track, count, sum, max }) => element("tr", {},
     element("td", { className: "long" }, element("div", { textContent: name })), element("td", { textContent: track }),
-    number(count, formatCount(count)), number(sum, formatExact(sum)), number(sum / count, formatExact(sum / count)),
+    number(count, formatCount(count)), number(sum, formatExact(sum)), number(sum / count, formatExact(sum / count)), number(max, formatExact(max)),
     number(sum / span, formatShare(sum / span)))));
   sortTable(table, 3, -1);
+  setSort(table, table.dataset.sort ?? "");
   side.querySelector("input").dispatchEvent(new Event("input"));
 }
 

@@ -130,23 +130,32 @@ class ServedTimeline extends Timeline {
     super.search(query); // marks what is loaded
     for (const { whole } of this.ranks) if (whole) whole.match = this.matchNames(whole);
     if (!query.trim()) return;
-    this.matches = { isPending: true };
+    const span = this.describeSearched();
+    const searched = String(this.searched);
+    this.matches = { isPending: true, searched };
     const ranks = [...this.ranks].sort((a, b) => a.rank - b.rank);
-    this.counting = Promise.all(ranks.map((rank) => this.ask("search", rank, { q: query }))).then((sums) => {
-      if (query !== this.query || ranks.length !== this.ranks.length) return;
+    this.counting = Promise.all(ranks.map((rank) => this.ask("search", rank, { q: query, ...span }))).then((sums) => {
+      if (query !== this.query || ranks.length !== this.ranks.length || searched !== this.matches.searched) return;
       const add = (name) => sums.reduce((sum, answer) => sum + answer[name], 0);
-      this.matches = { events: add("events"), time: add("time"), at: -1, counts: ranks.map((rank, i) => [rank, sums[i].events]) };
+      this.matches = { searched, span, events: add("events"), time: add("time"), at: -1, counts: ranks.map((rank, i) => [rank, sums[i].events]) };
       this.onmatch();
     }, reportFailure);
   }
 
+  // The time that is searched, as the server reads it.
+  describeSearched() {
+    const [from, to] = this.searched ?? [];
+    return from === undefined ? {} : { from, to };
+  }
+
   async next(direction) {
+    this.refreshSearch();
     await this.counting;
-    const { events, at, counts } = this.matches;
+    const { events, at, counts, span } = this.matches;
     if (!events) return;
     let number = this.matches.at = (Math.max(at, direction < 0 ? 0 : -1) + direction + events) % events;
     const [rank] = counts.find(([, count]) => number < count || ((number -= count), false));
-    await this.goTo(rank, { q: this.query, number });
+    await this.goTo(rank, { q: this.query, number, ...span });
     this.onmatch();
   }
 
@@ -173,10 +182,9 @@ class ServedTimeline extends Timeline {
   async sumNames(range, byTrack) {
     const names = new Map();
     for (const [rank, rows] of await this.askAll("names", range, { by: byTrack ? "track" : "name" })) {
-      for (const [name, number, count, sum] of rows) {
+      for (const [name, number, count, sum, max] of rows) {
         const track = byTrack ? nameTrack(rank, rank.tracks[number]) : "";
-        const entry = names.get(`${track}\n${name}`) ?? { name, track, count: 0, sum: 0 };
-        names.set(`${track}\n${name}`, Object.assign(entry, { count: entry.count + count, sum: entry.sum + sum }));
+        addSums(names, `${track}\n${name}`, { name, track, count, sum, max });
       }
     }
     return sortNames([...names.values()]);
@@ -185,10 +193,7 @@ class ServedTimeline extends Timeline {
   async sumLaunched(range) {
     const names = new Map();
     for (const [, rows] of await this.askAll("launched", range)) {
-      for (const [name, , count, sum] of rows) {
-        const entry = names.get(name) ?? { name, track: "", count: 0, sum: 0 };
-        names.set(name, { ...entry, count: entry.count + count, sum: entry.sum + sum });
-      }
+      for (const [name, , count, sum, max] of rows) addSums(names, name, { name, track: "", count, sum, max });
     }
     return sortNames([...names.values()]);
   }

@@ -161,13 +161,13 @@ class ServedRun:
         return self._open(arguments).sum_calls(_read_part(arguments))
 
     def _search(self, arguments: Mapping[str, str]) -> Any:
-        return self._open(arguments).search(_read_query(arguments))
+        return self._open(arguments).search(_read_query(arguments), _read_span(arguments))
 
     def _find_event(self, arguments: Mapping[str, str]) -> Any:
         """Return the id of an event: the match of a search with a number, or the neighbor of an event in its row."""
         index, number = self._open(arguments), _read_number(arguments, "number")
         if "q" in arguments:
-            return index.find_match(_read_query(arguments), number)
+            return index.find_match(_read_query(arguments), number, _read_span(arguments))
         event = _read_number(arguments, "id")
         return index.find_neighbor(event, number) if event in _IDS else None
 
@@ -190,14 +190,21 @@ def _read_query(arguments: Mapping[str, str]) -> str:
     return arguments.get("q", "")[:MAX_QUERY]
 
 
+def _read_span(arguments: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the time that arguments name, from and to (ns); None if they name none."""
+    if "from" not in arguments and "to" not in arguments:
+        return None
+    start, end = _read_number(arguments, "from"), _read_number(arguments, "to")
+    if start >= end:
+        raise InvalidValue(f"expected from before to, got {start} and {end}")
+    return start, end
+
+
 def _read_part(arguments: Mapping[str, str]) -> Part:
     """Return the part that arguments name: from, to (ns) and rows, "track.first.end" separated by "_"."""
-    start, end, rows = (
-        _read_number(arguments, "from"),
-        _read_number(arguments, "to"),
-        arguments.get("rows", ""),
-    )
-    if start >= end or not _ROWS.fullmatch(rows):
+    span, rows = _read_span(arguments), arguments.get("rows", "")
+    if span is None or not _ROWS.fullmatch(rows):
         raise InvalidValue("expected from before to, and rows as TRACK.FIRST.END separated by _")
+    start, end = span
     ranges = (map(int, part.split(".")) for part in rows.split("_") if part)
     return Part(start, end, sorted({(track, first, last) for track, first, last in ranges}))

@@ -297,7 +297,7 @@ def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> Summ
 def _describe_measured(steps: pl.DataFrame, measured: str) -> str:
     """Return a note on what the step times measure (see `measure_step_times`), if not the annotations alone."""
     if measured == "annotation":
-        return ""
+        return "; annotations on the host" if steps["device_end_ns"].count() else ""
     if measured == "period":
         return "; from end to end on the device, which lags behind the host"
     annotation = format_duration(float(steps["dur_ns"].mean() or 0))  # type: ignore[arg-type]

@@ -24,9 +24,18 @@ function sortable(table) {
     cell.querySelector("button").addEventListener("click", () => {
       const now = cell.getAttribute("aria-sort");
       const first = cell.classList.contains("number") ? -1 : 1;
-      sortTable(table, column, now ? (now === "ascending" ? -1 : 1) : first);
+      setSort(table, `${column}.${now ? (now === "ascending" ? -1 : 1) : first}`);
+      table.dispatchEvent(new Event("input"));
     });
   });
+}
+
+// Sorts a table as a click did, "column.direction"; any other text stands for the order at first.
+function setSort(table, text) {
+  const [column, direction] = /^\d{1,2}\.-?1$/.test(text) ? text.split(".").map(Number) : [];
+  if (table.tHead.rows[0].cells[column]) table.dataset.sort = text;
+  else delete table.dataset.sort;
+  if (table.dataset.sort) sortTable(table, column, direction);
 }
 
 function filterable(input) {
@@ -35,7 +44,7 @@ function filterable(input) {
     const text = input.value.trim().toLowerCase();
     for (const row of table.tBodies[0].rows) {
       // A name that is made short is whole in its title.
-      const texts = [row.textContent, ...[...row.cells].map((cell) => cell.title)];
+      const texts = [...row.cells].filter((cell) => !cell.querySelector("button")).flatMap((cell) => [cell.textContent, cell.title]);
       row.hidden = !texts.some((content) => content.toLowerCase().includes(text));
     }
   });

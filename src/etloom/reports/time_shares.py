@@ -20,6 +20,8 @@ PART_LABELS = {
     "idle": "idle",
 }
 """Parts of temporal-breakdown, which sum to the span, and their labels."""
+PART_COLORS = dict(zip(PART_LABELS, ("compute", "communication", "memory", "other", "idle"), strict=True))
+"""Part of the breakdown -> its color in report.css."""
 
 
 @dataclass(frozen=True)

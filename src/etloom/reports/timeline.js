@@ -18,6 +18,7 @@ class Timeline extends Painter {
     this.hovered = null;
     this.measured = null;
     this.query = "";
+    this.everywhere = false; // whether a search ignores the selected time
     this.path = false; // whether the critical path is marked
     this.pathLinks = null;
     this.loading = false; // whether more ranks follow
@@ -223,13 +224,28 @@ class Timeline extends Painter {
 
   // ---- search
 
+  // The time in which a search counts and visits events, as the statistics do: the selected one; null for all.
+  get searched() {
+    const { measured, everywhere } = this;
+    return everywhere || !measured || measured[0] === measured[1] ? null : measured;
+  }
+
+  // Searches again if another time is selected now.
+  refreshSearch() {
+    if (!this.query.trim() || String(this.searched) === this.matches.searched) return;
+    this.search(this.query);
+    this.onmatch();
+  }
+
   search(query) {
     this.query = query;
-    this.matches = { events: 0, time: 0, list: [] };
+    this.matches = { events: 0, time: 0, list: [], searched: String(this.searched) };
+    const [from, to] = this.searched ?? [-Infinity, Infinity];
     for (const rank of this.ranks) {
       rank.match = this.matchNames(rank);
       if (!rank.match) continue;
       for (let i = rank.match.indexOf(1); i >= 0; i = rank.match.indexOf(1, i + 1)) {
+        if (!(rank.start[i] + (rank.dur[i] || 0) > from && rank.start[i] < to)) continue;
         this.matches.events++;
         this.matches.time += rank.dur[i] || 0;
         if (this.matches.list.length < 100000) this.matches.list.push([rank, i]);
@@ -250,6 +266,7 @@ class Timeline extends Painter {
   }
 
   next(direction) {
+    this.refreshSearch();
     const { list } = this.matches;
     if (!list.length) return;
     const before = Math.max(this.matches.at, direction < 0 ? 0 : -1);
@@ -344,7 +361,7 @@ class Timeline extends Painter {
     }
     this.tip.hidden = !hit && !item?.track && !step;
     if (this.tip.hidden) return;
-    const name = step ? `step ${step[0]}, ${formatTime(step[2])}: a click selects its time` : item?.track?.name;
+    const name = step ? `step ${step[0]}, annotated for ${formatTime(step[2])}: a click selects this time` : item?.track?.name;
     this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: name })]));
     if (!hit && item?.track?.omitted) this.tip.append(element("div", { textContent: `${formatCount(item.track.omitted)} events omitted` }));
     const { width, height } = this.tip.getBoundingClientRect();

@@ -131,32 +131,30 @@ class TimelineIndex:
         ]
         return frame_columns(header, columns, is_compressed=False)
 
-    def sum_names(self, part: Part, *, by_track: bool) -> list[tuple[str, int, int, int]]:
-        """Return (name, track or -1, count, ns inside) of the events of a part, as the statistics of the page."""
+    def sum_names(self, part: Part, *, by_track: bool) -> list[tuple[str, int, int, int, int]]:
+        """Return (name, track or -1, count, ns inside, ns of the longest) of the events of a part, as the statistics
+        of the page."""
         size = len(self._names)
-        keys, sums = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        keys, sums, longest = ([np.zeros(0, np.int64)] for _ in range(3))
         for track, rows, times in self._clip(part):
             keys.append(self._codes[rows] + np.int64(track * size if by_track else 0))
             sums.append(times)
-        pairs, places, counts = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)
-        totals = np.zeros(pairs.size, np.int64)
-        np.add.at(totals, places, np.concatenate(sums))
+            longest.append(self._stops[rows] - self._starts[rows])
         return [
-            (self._names[key % size], key // size if by_track else -1, count, total)
-            for key, count, total in zip(pairs.tolist(), counts.tolist(), totals.tolist(), strict=True)
+            (self._names[key % size], key // size if by_track else -1, *figures)
+            for key, *figures in _sum_by_key(*map(np.concatenate, (keys, sums, longest)))
         ]
 
-    def sum_launched(self, part: Part) -> list[tuple[str, int, int, int]]:
-        """Return (name, -1, count, ns) of the device events that were launched in the time of a part."""
+    def sum_launched(self, part: Part) -> list[tuple[str, int, int, int, int]]:
+        """Return (name, -1, count, ns, ns of the longest) of the device events that were launched in the time of a
+        part."""
         device, launch = self._launched
         starts = self._starts[launch]
         rows = device[(starts >= part.start + self.zero) & (starts < part.end + self.zero)]
-        codes, places, counts = np.unique(self._codes[rows], return_inverse=True, return_counts=True)
-        totals = np.zeros(codes.size, np.int64)
-        np.add.at(totals, places, self._stops[rows] - self._starts[rows])
+        times = self._stops[rows] - self._starts[rows]
         return [
-            (self._names[code], -1, count, total)
-            for code, count, total in zip(codes.tolist(), counts.tolist(), totals.tolist(), strict=True)
+            (self._names[code], -1, *figures)
+            for code, *figures in _sum_by_key(self._codes[rows], times, times)
         ]
 
     @cached_property
@@ -189,15 +187,28 @@ class TimelineIndex:
             zip(parents.tolist(), names, colors.tolist(), counts.tolist(), sums.tolist(), strict=True)
         )
 
-    def search(self, query: str) -> dict[str, int]:
-        """Return the number of events whose names contain a text, and the sum of their times, ns."""
-        rows = self._match(query)[0]
+    def search(self, query: str, span: tuple[int, int] | None = None) -> dict[str, int]:
+        """Return the number of events whose names contain a text, and the sum of their times, ns.
+
+        Args:
+            query: the text.
+            span: only events that overlap this time, from and to (ns of the page).
+        """
+        rows = self._filter(self._match(query)[0], span)
         return {"events": rows.size, "time": int((self._stops[rows] - self._starts[rows]).sum())}
 
-    def find_match(self, query: str, number: int) -> int | None:
+    def find_match(self, query: str, number: int, span: tuple[int, int] | None = None) -> int | None:
         """Return the id of a match of a search, counted from 0 by start; None if there are fewer."""
-        rows = self._match(query)[1]
+        rows = self._filter(self._match(query)[1], span)
         return int(self._ids[rows[number]]) if 0 <= number < rows.size else None
+
+    def _filter(self, rows: Positions, span: tuple[int, int] | None) -> Positions:
+        """Return those of some events that overlap a time, as the statistics count them."""
+        if span is None:
+            return rows
+        start, end = (time + self.zero for time in span)
+        inside: Positions = rows[(self._stops[rows] > start) & (self._starts[rows] < end)]
+        return inside
 
     def find_neighbor(self, event: int, step: int) -> int | None:
         """Return the id of the event that is ``step`` places after an event in its row; None if there is none."""
@@ -311,6 +322,17 @@ class TimelineIndex:
 
 
 _LAUNCH_COLUMNS = ("launch", "operator", "device_event")
+
+
+def _sum_by_key(
+    keys: Positions, times: Positions, durations: Positions
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield each key with its number of times, their sum, and the longest duration, ns."""
+    distinct, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    totals, longest = np.zeros(distinct.size, np.int64), np.zeros(distinct.size, np.int64)
+    np.add.at(totals, places, times)
+    np.maximum.at(longest, places, durations)
+    yield from zip(distinct.tolist(), counts.tolist(), totals.tolist(), longest.tolist(), strict=True)
 
 
 def _keep(results: dict[Any, Any], key: Any, value: Any) -> None:

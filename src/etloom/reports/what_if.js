@@ -119,7 +119,7 @@ async function connectWhatIf() {
 function showPrediction({ recorded, parts, steps }, predicted, part) {
   const at = (times, bound) => mean(times.steps.length ? times.steps.map((step) => step[bound]) : [times.run[bound]]);
   const [before, upper, lower] = [at(recorded, 0), at(predicted, 0), at(predicted, 1)];
-  const subject = steps.length ? `A step (mean of ${formatCount(steps.length)})` : "The run";
+  const subject = steps.length ? `A step, until its GPU activity ends (mean of ${formatCount(steps.length)})` : "The run";
   const changes = upper === lower ? formatChange(before, upper) : `${formatChange(before, lower)} to ${formatChange(before, upper)}`;
   part("answer").textContent = `${subject}: ${formatMs(lower)}${upper === lower ? "" : ` to ${formatMs(upper)}`} instead of ${formatMs(before)} (${changes})`;
   const number = (text) => element("td", { className: "number", textContent: text });

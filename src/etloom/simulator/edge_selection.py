@@ -186,6 +186,12 @@ class EdgeSelector:
             owners = nesting.find_nearest_ancestor(self._parents, is_outermost, owners)
         return np.where(owners >= 0, owners, -1 - edges.astype(np.int64))
 
+    def measure_calls(self, change: Change) -> tuple[int, int]:
+        """Return the number of calls (of launch, stream and sync: delays) that a change applies to, and their recorded
+        time, ns."""
+        edges = self.select(change).edges
+        return len(np.unique(self.find_calls(change, edges))), int(self.graph.lag[edges].sum())
+
     def select_syncs_in(self, name: str) -> Edges:
         """Return the edges by which the host waits for the device in calls named ``name``, or in operators of that
         name.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from etloom.core.text import format_ranks
+from etloom.core.text import count_noun, format_ranks
 from etloom.core.trace import Job
 from etloom.graphs.graph import Int32Array, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network
+from etloom.simulator.edge_selection import DELAY_KINDS
 from etloom.simulator.engine import Simulated
 from etloom.simulator.recorded_run import sum_wait_and_transfer
 from etloom.simulator.reproduction import describe_models
@@ -13,6 +14,8 @@ from etloom.simulator.reproduction import describe_models
 _NEGLIGIBLE = 0.001
 """Share of the makespan below which a delay is not mentioned."""
 
+_MAX_COUNTED = 20
+"""Changes whose calls are counted."""
 _MAX_MISSING_LAUNCHES = 0.05
 """Share of GPU activities without a launch call up to which these are not mentioned."""
 
@@ -28,6 +31,7 @@ def explain_simulation(simulated: Simulated) -> list[str]:
     lines = [
         *describe_models(simulated.recording, needs_network=False),
         *simulated.recorded_job.compute_once(_explain_coverage),
+        *_count_calls(simulated),
         f"the critical path was {simulated.recording.critical_path}",
         f"it becomes {predicted_path}",
     ]
@@ -46,6 +50,19 @@ def explain_simulation(simulated: Simulated) -> list[str]:
     lines += simulated.network_notes
     if any(map(_changes_communication, simulated.changes)):
         lines += _explain_communication(simulated)
+    return lines
+
+
+def _count_calls(simulated: Simulated) -> list[str]:
+    """Return a sentence per change of times on how many calls it matches."""
+    lines = []
+    for change in simulated.changes[:_MAX_COUNTED]:
+        if isinstance(change, Change):
+            count, time_ns = simulated.recording.edges.measure_calls(change)
+            noun = "delay" if change.target in DELAY_KINDS else "call"
+            lines.append(
+                f"{change.text!r} matches {count_noun(count, noun)}, {_format_time(time_ns)} as recorded"
+            )
     return lines
 
 

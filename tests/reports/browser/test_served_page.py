@@ -163,6 +163,66 @@ def test_a_search_counts_and_visits_all_matches(serve: Open, data: Path, multira
 
 
 @pytest.mark.slow
+def test_a_search_stays_in_the_selected_time(both: tuple[Any, Any], multirank: Job) -> None:
+    for page in both:
+        page.wait_for_selector("#tracks[data-whole]")
+        _, start, duration = page.evaluate("() => etloom.timeline.ranks[0].steps[1]")
+        end = start + duration
+        page.locator("#search").fill("nccl")
+        page.wait_for_function(
+            "() => /^[0-9,]+ events, /.test(document.getElementById('matches').textContent)"
+        )
+        total = page.evaluate("() => etloom.timeline.matches.events")
+        assert page.get_by_role("button", name="Search all times").is_hidden()
+        page.evaluate("([from, to]) => etloom.timeline.measure(from, to)", [start, end])
+        inside = page.locator("#matches", has_text="events in the selected time")
+        inside.wait_for()
+        counted = {name: count for name, (count, _) in sum_events(multirank, multirank, start, end).items()}
+        expected = sum(count for name, count in counted.items() if "nccl" in name.lower())
+        assert page.evaluate("() => etloom.timeline.matches.events") == expected < total
+        for number in (1, 2):
+            page.locator("#search").press("Enter")
+            page.wait_for_function(
+                f"() => document.getElementById('matches').textContent.startsWith('{number} of ')"
+            )
+            page.wait_for_function("() => etloom.timeline.selected")
+            at, length = page.evaluate(
+                """() => { const { rank, index } = etloom.timeline.selected;
+                  return [rank.start[index], rank.dur[index]]; }"""
+            )
+            assert at < end and at + length > start
+        page.wait_for_timeout(300)
+        assert "a=" not in page.evaluate("() => location.hash")
+        page.get_by_role("button", name="Search all times").click()
+        page.wait_for_function(f"() => etloom.timeline.matches.events === {total}")
+        assert page.locator("#everywhere").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.slow
+def test_a_row_of_the_operators_shows_its_longest_call(both: tuple[Any, Any], multirank: Job) -> None:
+    for page in both:
+        page.wait_for_selector("#tracks[data-whole]")
+        for table in ("top-ops-sum", "kernel-breakdown-sum"):
+            row = page.locator(f"#{table} tbody tr").first
+            name = row.evaluate(
+                "(row) => row.querySelector('.long').title || row.querySelector('.long').textContent"
+            )
+            rank, event, start, length, count = map(
+                int, row.locator("button.call").get_attribute("data-call").split(".")
+            )
+            row.locator("button.call").click()
+            page.wait_for_function(
+                "([from, to]) => String(etloom.timeline.measured) === `${from},${to}`",
+                arg=[start, start + length],
+            )
+            page.wait_for_function(f"() => ({SELECTED})()")
+            events = multirank[rank].events.filter(pl.col("name").cast(pl.String) == name)
+            assert events.filter(id=event)["dur"].item() == length == events["dur"].max()
+            assert page.locator("#caption").inner_text() == f"The longest of {count:,}, on rank {rank}."
+            assert count == events.height
+
+
+@pytest.mark.slow
 def test_a_selected_event_stays_selected_and_has_its_details(serve: Open, data: Path, multirank: Job) -> None:
     page = serve(data / "hta_multirank")
     launches = multirank[0].launches.drop_nulls("operator")

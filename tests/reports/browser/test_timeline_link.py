@@ -91,3 +91,28 @@ def test_no_address_breaks_the_page(show: Open, ddp: Job, state: str) -> None:
     assert all(open_ for _, open_, _ in view["open"])
     page.evaluate("() => { location.hash = '#t=100_5000'; }")
     page.wait_for_function("() => Math.round(etloom.timeline.view[1]) === 5000")
+
+
+@pytest.mark.slow
+def test_a_link_keeps_the_filter_and_the_order_of_the_statistics(show: Open, multirank: Job) -> None:
+    rows = """() => [...document.querySelectorAll("#statistics-table tbody tr:not([hidden])")].map(
+      ({ cells }) => cells[0].textContent)"""
+    page = show(multirank)
+    page.wait_for_selector("#tracks[data-whole]")
+    page.evaluate("() => etloom.timeline.measure(...etloom.timeline.home)")
+    page.wait_for_selector("#statistics-table tbody tr")
+    assert "c=" not in read_fragment(page) and "g=" not in read_fragment(page)
+    page.get_by_role("button", name="max (µs)").click()
+    page.get_by_role("button", name="max (µs)").click()
+    page.get_by_label("Filter names").fill("aten::")
+    names, fragment = page.evaluate(rows), read_fragment(page)
+    assert len(names) > 10 and all("aten::" in name for name in names)
+    other = show(multirank, state=fragment)
+    other.wait_for_function(
+        "() => document.querySelectorAll('#statistics-table tbody tr[hidden]').length > 0"
+    )
+    assert other.evaluate(rows) == names
+    assert read_fragment(other) == fragment
+    odd = show(multirank, state=fragment.replace("c=5.1", "c=77.1") + "&c=<b>")
+    odd.wait_for_function("() => document.querySelectorAll('#statistics-table tbody tr[hidden]').length > 0")
+    assert sorted(odd.evaluate(rows)) == sorted(names) != odd.evaluate(rows)

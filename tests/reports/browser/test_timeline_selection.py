@@ -56,17 +56,30 @@ def sum_events(job: Job, ranks: Iterable[int], start: int, end: int) -> dict[str
     }
 
 
+def find_longest(job: Job, start: int, end: int) -> dict[str, int]:
+    """Return {name: the longest duration} of the events in a time of the page, with all of their time."""
+    zero = min(trace.events.select(categories.recorded_extent()[0]).item() for trace in job.values())
+    events = pl.concat(
+        trace.events.select(pl.col("name").cast(pl.String), "ts", dur=pl.col("dur").fill_null(0))
+        for trace in job.values()
+    )
+    inside = events.filter(pl.col("ts") - zero < end, pl.col("ts") + pl.col("dur") - zero > start)
+    return dict(inside.group_by("name").agg(pl.col("dur").max()).iter_rows())
+
+
 @pytest.mark.slow
 def test_the_statistics_equal_the_events(show: Open, multirank: Job) -> None:
     page = show(multirank)
     start, end = select_time(page, 0.4, 0.6)
     expected = sum_events(multirank, multirank, start, end)
+    longest_calls = find_longest(multirank, start, end)
     rows = page.evaluate(ROWS)
     assert 10 < len(rows) == min(500, len(expected))
     assert [row[3] for row in rows] == sorted((time for _, time in expected.values()), reverse=True)[:500]
-    for name, _, count, total, mean, share in rows:
+    for name, _, count, total, mean, longest, share in rows:
         assert (count, total) == expected[name]
         assert (mean, share) == (total / count, total / (end - start))
+        assert longest == longest_calls[name]
     assert "count with their part inside" in page.locator("#statistics-note").inner_text()
     first = page.locator("#statistics-table tbody tr").first.locator("td").nth(3).inner_text()
     assert first == f"{rows[0][3] // 1000:,}.{rows[0][3] % 1000:03d}"

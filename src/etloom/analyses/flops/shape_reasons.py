@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
 from etloom.analyses.flops.attention import SIGNATURES
 from etloom.analyses.flops.declared_costs import find_row
 from etloom.analyses.flops.formulas import MATRIX
+from etloom.analyses.flops.peaks import Peaks
 from etloom.core import categories
 from etloom.core.trace import Trace
 
@@ -26,6 +29,8 @@ SHORT, LONG = 512, 8192
 LARGE_HEAD = 128
 FEW_TOKENS = 16
 """Tokens of an expert that do not fill a tile."""
+MIN_TENSOR_CORE_GAIN = 1.5
+"""Peak of 16-bit types relative to fp32 from which a device has units for products of narrow types."""
 WASTED_WAVE = 1.3
 """Time of the tiles, if a device computes a whole number of them at a time, relative to the time without that limit."""
 
@@ -54,20 +59,115 @@ def count_multiprocessors(trace: Trace) -> int | None:
     return number if type(number) is int and number > 0 else None
 
 
-def explain_call(call: Mapping[str, Any], multiprocessors: int | None, has_limits: bool) -> Reason | None:
+@dataclass(frozen=True)
+class CallSetting:
+    """What surrounds the calls of a rank: the multiprocessors of its devices, if known; whether these multiply 16-bit
+    types much faster than fp32; and the keys of attention that were expanded: shape -> heads before."""
+
+    multiprocessors: int | None
+    has_tensor_cores: bool
+    expanded: Mapping[tuple[int, ...], int]
+
+
+def describe_setting(trace: Trace, peaks: Peaks | None) -> CallSetting:
+    """Return the setting of the calls of a rank; ``peaks``: of its device, None if unknown."""
+    rates = [0.0] if peaks is None else [peaks.tflops(name) or 0.0 for name in ("fp16", "bf16")]
+    plain = None if peaks is None else peaks.tflops("fp32")
+    has_tensor_cores = plain is not None and max(rates) > MIN_TENSOR_CORE_GAIN * plain
+    return CallSetting(count_multiprocessors(trace), has_tensor_cores, find_expanded_heads(trace))
+
+
+def find_expanded_heads(trace: Trace) -> dict[tuple[int, ...], int]:
+    """Return {shape of the result: heads before} of operators that repeat the heads of keys or values.
+
+    These are aten::repeat_interleave of (batch, heads, length, size), and aten::expand of a dimension of 1 after the
+    heads, as transformers writes it.
+    """
+    expanded: dict[tuple[int, ...], int] = {}
+    if not trace.arguments.height:
+        return expanded
+    names = pl.col("name").cast(pl.String).is_in(["aten::repeat_interleave", "aten::expand"])
+    calls = trace.events.filter(names).select(pl.col("name").cast(pl.String), event="id")
+    arguments = trace.arguments.select("event", pl.col("dims", "concrete_inputs").cast(pl.String))
+    rows = calls.join(arguments, on="event").select("name", "dims", "concrete_inputs").unique()
+    for name, dims, values in rows.iter_rows():
+        shape, sizes = _shape(_read_list(dims), 0), _read_list(values)
+        if name == "aten::expand" and len(shape) == 5 and shape[2] == 1:
+            target = _read_list(_text(sizes, 1))
+            if len(target) == 5 and type(target[2]) is int and target[2] > 1:
+                expanded[(shape[0], shape[1] * target[2], *shape[3:])] = shape[1]
+        elif name == "aten::repeat_interleave" and len(shape) == 4:
+            repeats, axis = (_text(sizes, at) for at in (1, 2))
+            if repeats.isdecimal() and axis in ("1", "-3") and int(repeats) > 1:
+                expanded[(shape[0], shape[1] * int(repeats), *shape[2:])] = shape[1]
+    return expanded
+
+
+def _read_list(text: str | None) -> list[Any]:
+    try:
+        values = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return values if isinstance(values, list) else []
+
+
+def explain_call(call: Mapping[str, Any], setting: CallSetting, has_limits: bool) -> Reason | None:
     """Return why a call of a GPU is slow; None for an unknown reason.
 
-    It is what the shapes show, else, of an operator that does little arithmetic, that it uses the memory badly.
+    It is what the shapes show; else that a convolution does not use narrower types, or that an operator that does
+    little arithmetic uses the memory badly.
 
     Args:
-        call: name, family, dims, concrete_inputs, dtype; see `explain_shapes`.
-        multiprocessors: Of the device, if known.
+        call: name, family, dims, concrete_inputs, dtype, precision; see `explain_shapes`.
+        setting: see `describe_setting`.
         has_limits: Whether the limits of the device are known.
     """
+    family, dims, dtype = (call[name] for name in ("family", "dims", "dtype"))
+    repeated = _explain_expansion(call["name"], dims, setting.expanded) if family == "attention" else None
+    if repeated is not None and repeated[1]:
+        return repeated[0]
     reason = explain_shapes(
-        call["name"], call["family"], call["dims"], call["concrete_inputs"], call["dtype"], multiprocessors
+        call["name"], family, dims, call["concrete_inputs"], dtype, setting.multiprocessors
     )
-    return _SLOW_MEMORY if reason is None and has_limits and call["family"] not in MATRIX else reason
+    if reason is None and repeated is not None:
+        return repeated[0]
+    if reason is None and family == "convolution":
+        return _explain_precision(call["precision"], setting.has_tensor_cores)
+    return _SLOW_MEMORY if reason is None and has_limits and family not in MATRIX else reason
+
+
+def _explain_precision(precision: str | None, has_tensor_cores: bool) -> Reason | None:
+    if precision == "fp32" and has_tensor_cores:
+        return Reason(
+            "a convolution in fp32, without tensor cores",
+            "allow tf32 (torch.backends.cudnn.allow_tf32, the default), or use autocast with bfloat16 and "
+            "channels-last layout",
+        )
+    if precision == "tf32":
+        return Reason(
+            "a convolution in tf32, at half of the rate of 16-bit types",
+            "autocast with bfloat16, with channels-last layout",
+        )
+    return None
+
+
+def _explain_expansion(
+    name: str, dims: str | None, expanded: Mapping[tuple[int, ...], int]
+) -> tuple[Reason, bool] | None:
+    """Return the reason of attention whose keys were expanded, and whether reading these is most of its work."""
+    signature, shapes = SIGNATURES.get(name), _read_list(dims)
+    if signature is None or not expanded:
+        return None
+    q, k = _shape(shapes, signature.q), _shape(shapes, signature.q + 1)
+    before = expanded.get(tuple(k))
+    if len(q) != 4 or before is None or q[1] != k[1]:
+        return None
+    reason = Reason(
+        f"keys and values of {before} heads, expanded to {k[1]} before it: it reads each {k[1] // before} times",
+        "scaled_dot_product_attention(..., enable_gqa=True), FlashAttention or FlexAttention, which read grouped heads "
+        "as they are",
+    )
+    return reason, q[2] * FEW_TOKENS <= k[2]
 
 
 def explain_shapes(

@@ -6,6 +6,12 @@ import polars as pl
 
 MIN_DEVICE_TAIL = 0.01
 """Share of the time of all steps above which GPU activity after the last annotation on the host belongs to steps."""
+STEP_BASES = {
+    "annotation": "from the start to the end of its annotation on the host",
+    "period": "from the end of the GPU activity of the step before to the end of its own",
+    "extent": "from the start of its annotation (of its GPU activity, if that is later) until its GPU activity ends",
+}
+"""What was measured, as `measure_step_times` returns it -> how long a step lasts."""
 
 
 def measure_device_tail(steps: pl.DataFrame) -> int:

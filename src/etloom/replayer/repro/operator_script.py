@@ -6,6 +6,7 @@ Needs torch only. The README.md in this folder lists what was recorded and how t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -20,6 +21,7 @@ RECORDED_NS: int | None = 4000
 RECORDED_CALLS = 1
 RECORDED_ON = "host"
 RECORDED_PAUSE_NS: int | None = 20_000  # since its last call, in which other operators ran
+BELOW_AUTOGRAD = False  # whether the kernel of another operator called it, which has passed autograd
 OPERATOR = torch.ops.aten.mul.Tensor
 STORAGES: tuple[tuple[int, torch.dtype, str, float, float], ...] = (
     # elements, type, contents, from, to
@@ -184,6 +186,11 @@ def disturb(pause_ns: int) -> None:
         work()
 
 
+def enter_kernel() -> Any:
+    """Return a context in which operators are called as kernels call them, if the recorded one was."""
+    return torch._C._AutoDispatchBelowAutograd() if BELOW_AUTOGRAD else contextlib.nullcontext()
+
+
 def run_calls(bases: list[torch.Tensor], device: torch.device, cold: bool) -> list[float]:
     """Call the operator again and again; return the duration of each call in ns."""
     tensors = make_tensors(bases, device)
@@ -205,7 +212,7 @@ def run_calls(bases: list[torch.Tensor], device: torch.device, cold: bool) -> li
             times.append(start.elapsed_time(end) * 1e6)
         else:
             disturb(LONG_PAUSE_NS if RECORDED_PAUSE_NS is None else RECORDED_PAUSE_NS)
-            with torch.profiler.record_function(MARK):
+            with enter_kernel(), torch.profiler.record_function(MARK):
                 began = time.perf_counter_ns()
                 result = call(tensors, device)
                 times.append(float(time.perf_counter_ns() - began))

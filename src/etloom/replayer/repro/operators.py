@@ -81,7 +81,9 @@ def describe_operator(trace: Trace, event: int, name: str) -> DescribedCall:
     attribute = f"{name.removeprefix('aten::')}.{overload}"
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{name}: {overload[:60]!r} is not the name of an overload")
-    text = code.write(f"torch.ops.aten.{attribute}", f"aten::{attribute}", recorded)
+    text = code.write(
+        f"torch.ops.aten.{attribute}", f"aten::{attribute}", recorded, is_below_autograd(trace, event)
+    )
     calls = recorded.calls
     others = f"; median of {calls} equal calls: {format_ns(recorded.time_ns)}" if calls > 1 else ""
     facts = [*code.describe_tensors(), f"Recorded time: {format_ns(call_ns)} ({recorded_on}){others}."]
@@ -277,13 +279,14 @@ class _OperatorCode:
         self._used: dict[int, TensorView] = {}
         self.assumptions: list[str] = []
 
-    def write(self, operator: str, name: str, call_time: RecordedTime) -> str:
+    def write(self, operator: str, name: str, call_time: RecordedTime, below_autograd: bool) -> str:
         """Return the statements that replace those of operator_script.py.
 
         Args:
             operator: The operator as an attribute of torch.ops.
             name: Its name.
             call_time: how long the call took.
+            below_autograd: whether another operator called it.
 
         Raises:
             ValueError: A value has no literal.
@@ -319,6 +322,7 @@ class _OperatorCode:
         return (
             f"NAME = {name!r}\nRECORDED_NS: int | None = {call_time.time_ns!r}\nRECORDED_CALLS = {call_time.calls}\n"
             f"RECORDED_ON = {call_time.basis!r}\nRECORDED_PAUSE_NS: int | None = {call_time.pause_ns!r}\n"
+            f"BELOW_AUTOGRAD = {below_autograd}\n"
             f"OPERATOR = {operator}\n"
             "STORAGES: tuple[tuple[int, torch.dtype, str, float, float], ...] = (\n"
             f"    # elements, type, contents, from, to\n{''.join(storages)})\n"
@@ -419,13 +423,15 @@ class RecordedTime(NamedTuple):
 
 
 def measure_equal_calls(trace: Trace, event: int) -> RecordedTime:
-    """Return the time of all calls of an operator on the host with equal arguments."""
+    """Return the time of all calls of an operator on the host with equal arguments, within events of the same name."""
     arguments = trace.arguments.select(pl.exclude("event"), id="event")
+    names = trace.events.select(parent="id", caller="name")
     calls = trace.events.filter(pl.col("name") == pl.col("name").filter(pl.col("id") == event).first())
     end = (pl.col("ts") + pl.col("dur")).shift().over("pid", "tid")
-    calls = calls.select("id", "dur", pause=(pl.col("ts") - end).clip(0))
+    calls = calls.select("id", "dur", "parent", pause=(pl.col("ts") - end).clip(0))
+    calls = calls.join(names, on="parent", how="left", maintain_order="left").drop("parent")
     calls = calls.join(arguments, on="id", how="left")
-    keys = [name for name in arguments.columns if name != "id"]
+    keys = ["caller", *(name for name in arguments.columns if name != "id")]
     equal = calls.join(
         calls.filter(pl.col("id") == event).select(keys), on=keys, nulls_equal=True, how="semi"
     )
@@ -434,6 +440,29 @@ def measure_equal_calls(trace: Trace, event: int) -> RecordedTime:
         for column in ("dur", "pause")
     )
     return RecordedTime(time_ns, equal["dur"].count(), "host", pause_ns)
+
+
+def is_below_autograd(trace: Trace, event: int) -> bool:
+    """Return whether an operator was called by the kernel of another one, which has passed autograd already.
+
+    Operators that only consist of others (CompositeImplicitAutograd, such as aten::linear) call these in front of it.
+    """
+    rows = trace.events.select("id", "parent", pl.col("name").cast(pl.String)).rows_by_key("id", unique=True)
+    above = rows[event][0]
+    while above in rows:
+        above, name = rows[above]
+        if name and _OPERATOR.fullmatch(name) and not _is_composite(name):
+            return True
+    return False
+
+
+def _is_composite(name: str) -> bool:
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    overloads = [f"{name}.{schema.overload_name}".removesuffix(".") for schema in schemas]
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    # Overloads of TorchScript alone, such as aten::add.t, are not dispatched.
+    dispatched = (overload for overload in overloads if torch._C._dispatch_has_kernel(overload))
+    return any(has_kernel(overload, "CompositeImplicitAutograd") for overload in dispatched)
 
 
 def measure_recorded_time(trace: Trace, event: int) -> tuple[int | None, str]:

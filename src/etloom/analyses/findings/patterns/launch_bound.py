@@ -3,7 +3,9 @@
 Host-bound: gaps that end with a launch issued after the device had run out of work (only until the launch
 returned, if the rest is longer than 50 µs); times in which only communication runs because computation is
 launched late; and the time in steps before the first and after the last kernel. The title states if a few
-gaps above 5 ms dominate, which may be warm-up (before the first annotated step, or without annotations).
+gaps above 5 ms dominate, which may be warm-up (before the first annotated step, or
+without annotations). Of a recording of at most three device activities, without steps and gaps between them:
+the time in their operators in which the device is idle, if that is most.
 
 Cost: the gaps.
 Confidence: medium.
@@ -38,6 +40,8 @@ from etloom.core.text import count_noun
 SCOPE = "rank"
 MIN_ACTIVITIES = 4
 """A recording of fewer device activities does not show whether launches are slow in general."""
+MIN_IDLE_SHARE = 0.5
+"""Share of the operators of such a recording in which the device is idle from which the host limits it."""
 MIN_STEPS = 3
 MIN_WARM_UP = 0.1
 """The host's work in the first step is warm-up if it exceeds that of any other step by at least this share."""
@@ -112,6 +116,38 @@ def find(view: RankView) -> Iterator[Finding]:
         if len(findings) > 1:
             title_of_all += f"; {format_times(findings[1].count)} more while the device only communicates"
         yield sum_findings(findings, title_of_all)
+    elif view.activities.height < MIN_ACTIVITIES and len(view.busy) == 1 and view.steps.is_empty():
+        yield from _find_idle_operators(view)
+
+
+def _find_idle_operators(view: RankView) -> Iterator[Finding]:
+    """Yield the time that the host spends in operators around few launches, if the device is idle in most of it."""
+    launched = view.activities["launch_ts"].drop_nulls().to_numpy()
+    operators = view.find_host_events(categories=categories.OPERATOR_CATEGORIES)
+    outermost = operators.filter(~pl.col("parent").is_in(operators["id"].implode()).fill_null(False))
+    starts, ends = (outermost[name].to_numpy() for name in ("ts", "end"))
+    launches = np.searchsorted(np.sort(launched), ends) - np.searchsorted(np.sort(launched), starts)
+    used = (view.busy | _list_waits(view)).covered(starts, ends)
+    rows = outermost.select(
+        "step", "name", "end", start="ts", event="id", cost_ns=pl.Series(ends - starts - used)
+    )
+    rows = rows.filter(pl.Series(launches > 0))
+    total = int((ends - starts)[launches > 0].sum())
+    idle = int(rows["cost_ns"].sum())
+    if total == 0 or idle < MIN_IDLE_SHARE * total:
+        return
+    yield from sum_places(
+        view,
+        rows,
+        lambda row: (
+            f"host-bound: the device is idle for {100 * idle / total:.0f} % of the time of the operators that "
+            f"launch its work{describe_place(row)}"
+        ),
+        confidence="low",
+        advice=f"record more calls to be sure; then {_ADVICE}",
+        tracks=HOST,
+        by="block",
+    )
 
 
 def list_late_launches(view: RankView) -> pl.DataFrame:

@@ -6,10 +6,10 @@ Three kinds:
   5 % of the busy time.
 - An operator that takes a third of the busy time with the same shapes at less than half of the roofline, with
   the reason from its shapes (few tiles, skinny or misaligned products; depthwise, grouped, pointwise,
-  transposed, dilated or asymmetric convolutions, few channels or pixels; long or short sequences, large heads;
-  experts with few tokens). Without known peaks the roofline is that of the slowest known device of the
-  architecture that the kernels name (sm90, sm100, gfx90a, gfx950); else only operators with such a reason are
-  compared, with the fastest known device.
+  transposed, dilated or asymmetric convolutions, few channels or pixels, fp32 or tf32; long or short sequences,
+  large heads, expanded heads of keys; experts with few tokens). Without known peaks the roofline is that of the
+  slowest known device of the architecture that the kernels name (sm90, sm100, gfx90a, gfx950); else only
+  operators with such a reason are compared, with the fastest known device.
 - On a run without a GPU, products of 10 MFLOP or more in bf16 or fp16 at less than a quarter of the rate of
   fp32 products (of the run, else 32 GFLOP/s): the CPU emulates the type.
 
@@ -34,7 +34,7 @@ from etloom.analyses.flops.peaks import (
     find_device_name,
     find_fastest_peaks,
 )
-from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
+from etloom.analyses.flops.shape_reasons import describe_setting, explain_call
 from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
 from etloom.core.trace import Trace
@@ -78,7 +78,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
     peaks, has_peaks, limit = _find_peaks(view.trace)
-    calls = _select_slow(view, add_limits(calls, peaks), has_peaks)
+    calls = _select_slow(view, add_limits(calls, peaks), peaks, has_peaks)
     if calls.is_empty() or float(calls["time_ns"].sum()) < MIN_SHARE * view.busy.total:
         return
     work = assign_kernels(view.trace).join(
@@ -128,12 +128,12 @@ def _find_peaks(trace: Trace) -> tuple[Peaks, bool, str]:
         return peaks, slowest is not None, text
 
 
-def _select_slow(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFrame:
+def _select_slow(view: RankView, calls: pl.DataFrame, peaks: Peaks, has_peaks: bool) -> pl.DataFrame:
     """Return the slow calls, with ``operator``, ``reason`` and ``advice`` of those whose shapes show a reason."""
     calls = calls.with_columns(ideal_ns=certain_ns()).filter(
         pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null(), pl.col("assumed").is_null()
     )
-    reasons = _explain(view, calls, has_peaks)
+    reasons = _explain(view, calls, peaks if has_peaks else None)
     is_slow = pl.lit(False)
     if has_peaks:
         is_slow = (
@@ -151,15 +151,16 @@ GENERAL_ADVICE = (
 )
 
 
-def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFrame:
+def _explain(view: RankView, calls: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     """Return the operators with equal shapes that take a third of the busy time, far below the roofline.
 
     Returns:
         name, dims, types, is_dominant, operator, and the reason and advice, if the shapes show one.
     """
     groups = calls.group_by(_SAME, maintain_order=True).agg(
-        pl.col("family", "dtype", "id").first(), pl.col("time_ns", "ideal_ns").sum()
+        pl.col("family", "dtype", "precision", "id").first(), pl.col("time_ns", "ideal_ns").sum()
     )
+    has_peaks = peaks is not None
     limit = DOMINANT_ROOFLINE if has_peaks else UNKNOWN_ROOFLINE
     groups = groups.filter(
         (pl.col("time_ns") >= DOMINANT_SHARE * view.busy.total)
@@ -167,10 +168,10 @@ def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFra
         & (pl.col("family") != "communication")
     )
     values = view.trace.arguments.select("concrete_inputs", id="event")
-    multiprocessors = count_multiprocessors(view.trace)
+    setting = describe_setting(view.trace, peaks)
     explained = []
     for row in groups.join(values, on="id", how="left", maintain_order="left").iter_rows(named=True):
-        reason = explain_call(row, multiprocessors, has_peaks)
+        reason = explain_call(row, setting, has_peaks)
         if reason is not None or has_peaks:
             text, advice = (None, None) if reason is None else (reason.text, reason.advice)
             explained.append((*(row[name] for name in _SAME), True, row["name"], text, advice))
