@@ -24,8 +24,8 @@ def test_what_replaces_what_is_stated_at_the_lowest_common_operator(data: Path) 
     (row,) = etloom.diff(*runs).table("tree").iter_rows(named=True)
     assert (row["caller"], row["in"]) == ("my_attention", "both")
     assert (row["before"], row["after"]) == (
-        "my::flash_fwd 350 µs",
-        "aten::bmm 520 µs, aten::_softmax 260 µs",
+        "my::flash_fwd 350.0 µs",
+        "aten::bmm 520.0 µs, aten::_softmax 260.0 µs",
     )
     assert (row["before_ns"], row["after_ns"], row["change_ns"]) == (350_000, 780_000, 430_000)
 
@@ -86,9 +86,9 @@ def test_own_kernels_and_callees_of_one_side_are_one_row(tmp_path: Path) -> None
     )
     rows = {row["caller"]: row for row in table.iter_rows(named=True)}
     assert set(rows) == {"aten::linear", "(top)"}
-    assert rows["aten::linear"]["before"] == "one::mm 40 µs, fill 5 µs"
-    assert rows["aten::linear"]["after"] == "two::mm 90 µs, fill 5 µs"
-    assert rows["(top)"]["before"] == rows["(top)"]["after"] == "lost 7 µs"
+    assert rows["aten::linear"]["before"] == "one::mm 40.00 µs, fill 5.000 µs"
+    assert rows["aten::linear"]["after"] == "two::mm 90.00 µs, fill 5.000 µs"
+    assert rows["(top)"]["before"] == rows["(top)"]["after"] == "lost 7.000 µs"
 
 
 def test_runs_on_the_host_are_compared_by_exclusive_time(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_runs_on_the_host_are_compared_by_exclusive_time(tmp_path: Path) -> None
         made = OperatorTraceBuilder().operator("aten::linear", 0, 90).operator(product, 10, 50)
         runs.append(made.open(tmp_path / name))
     (row,) = etloom.diff(*runs).table("tree").iter_rows(named=True)
-    assert (row["caller"], row["before"]) == ("aten::linear", "aten::mm 50 µs, aten::linear 40 µs")
+    assert (row["caller"], row["before"]) == ("aten::linear", "aten::mm 50.00 µs, aten::linear 40.00 µs")
 
 
 def test_deep_calls_are_compared(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses.findings import COLUMNS
+from etloom.core.text import format_duration, format_number
 from etloom.core.trace import Job, Trace
 from etloom.reports import html_report, html_sections, timeline_waits, what_if
 from etloom.reports.colors import COLORS, list_color_codes
-from etloom.reports.formatting import choose_column_format, format_duration, format_number
+from etloom.reports.formatting import choose_column_format
 from etloom.reports.html_charts import render_bars
 from etloom.reports.html_tables import render_table
 from etloom.reports.packed_columns import encode_column, frame_columns

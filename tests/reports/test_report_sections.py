@@ -15,9 +15,10 @@ import etloom
 from etloom import cli
 from etloom.analyses.findings import COLUMNS
 from etloom.core.schema import TABLES
+from etloom.core.text import format_duration
 from etloom.core.trace import Job, Trace
 from etloom.reports import html_report
-from etloom.reports.formatting import choose_column_format, format_duration
+from etloom.reports.formatting import choose_column_format
 from etloom.reports.html_sections import OPEN_FINDINGS, render_findings, render_rank_tables
 from etloom.reports.summary import summarize_run
 from support import small_traces

@@ -105,7 +105,7 @@ def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from etloom.reports.formatting import format_duration
+    from etloom.core.text import format_duration
 
     versions = facts["schema_versions"]
     properties = {
@@ -132,8 +132,7 @@ def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:
 
 def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
     from etloom.core.steps import find_step_before
-    from etloom.core.text import format_ranges
-    from etloom.reports.formatting import format_duration
+    from etloom.core.text import format_duration, format_ranges
 
     if not facts["steps"]:
         return "none annotated"
@@ -149,8 +148,7 @@ def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
 
 def _describe_rings(facts: dict[str, Any]) -> str:
     """Describe the steps in the ring buffer of the rank whose buffer holds the fewest whole steps."""
-    from etloom.core.text import count_noun, format_ranges
-    from etloom.reports.formatting import format_duration
+    from etloom.core.text import count_noun, format_duration, format_ranges
 
     if not facts["rings"]:
         return ""

@@ -24,6 +24,7 @@ from etloom.core import categories
 from etloom.core.arrays import is_present, rows_of_ids, to_array
 from etloom.core.errors import AnalysisError
 from etloom.core.nesting import find_nearest_ancestor
+from etloom.core.text import format_duration
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, has_device_events
 
@@ -132,14 +133,10 @@ def _list_parts(node: Node, common: list[str]) -> tuple[dict[str, float], list[f
 def _describe_parts(parts: dict[str, float]) -> str | None:
     """Return names and times such as "gemm 1.20 ms, softmax 30.0 µs", the longest first; None for nothing."""
     ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
-    texts = [f"{name} {_format_time(ns)}" for name, ns in ordered[:_MOST_PARTS]]
+    texts = [f"{name} {format_duration(ns)}" for name, ns in ordered[:_MOST_PARTS]]
     if len(ordered) > _MOST_PARTS:
         texts.append(f"{len(ordered) - _MOST_PARTS} more")
     return ", ".join(texts) or None
-
-
-def _format_time(ns: float) -> str:
-    return f"{ns / 1e6:,.3g} ms" if ns >= 1e6 else f"{ns / 1e3:,.3g} µs"
 
 
 def _has_modules(trace: Trace) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -65,6 +66,26 @@ def format_bytes(size: int) -> str:
     """Return a size with its unit, such as "61.11 GB" or "512 B"."""
     unit, factor = next((pair for pair in SIZE_UNITS if size >= pair[1]), SIZE_UNITS[-1])
     return f"{size} B" if factor == 1 else f"{size / factor:.2f} {unit}"
+
+
+def choose_unit(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
+    """Return name and factor of the largest unit that does not exceed the value, or of the smallest unit."""
+    return next((unit for unit in units if abs(value) >= unit[1]), units[-1])
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """Format a number with ``digits`` significant digits; from 1000 on as an integer, grouped by thousands."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    decimals = 0 if value == 0 else max(0, min(6, digits - 1 - math.floor(math.log10(size))))
+    return f"{value + 0.0:.{decimals}f}"  # a zero without a sign
+
+
+def format_duration(ns: float) -> str:
+    """Format a time in ns with 4 significant digits and a suitable unit, such as 187.3 ms."""
+    unit, factor = choose_unit(ns, TIME_UNITS)
+    return f"{format_number(ns / factor)} {unit}"
 
 
 def parse_time_range(text: str) -> TimeRange:

@@ -17,13 +17,13 @@ from typing import Any
 import polars as pl
 
 from etloom.comparison import BY, Difference, tabulate_runs
-from etloom.core.text import count_noun
+from etloom.core.text import count_noun, format_duration
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
 from etloom.reports.colors import COLORS
 from etloom.reports.difference_steps import render_steps
 from etloom.reports.difference_timelines import CHANGE_COLORS, ComparedTimelines, pack_runs
-from etloom.reports.formatting import choose_column_format, format_duration
+from etloom.reports.formatting import choose_column_format
 from etloom.reports.html_charts import render_legend
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import TIMELINE_SCRIPTS, Page, Section, fill_template, read_asset, titled_section

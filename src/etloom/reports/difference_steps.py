@@ -11,9 +11,8 @@ import polars as pl
 
 from etloom.analyses.answers import answer
 from etloom.comparison import Difference
-from etloom.core.text import count_noun
+from etloom.core.text import count_noun, format_duration
 from etloom.core.trace import Job
-from etloom.reports.formatting import format_duration
 from etloom.reports.html_charts import render_legend
 
 MAX_STEPS = 500

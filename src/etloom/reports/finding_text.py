@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from etloom.core.text import count_noun
-from etloom.reports.formatting import format_duration
+from etloom.core.text import count_noun, format_duration
 from etloom.reports.kernel_labels import shorten_labels
 
 PERCENT_BASES = (

@@ -22,8 +22,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.analyses.helpers.rank_kinds import MIN_EXCESS, MIN_FLEET, divide_by_time
-from etloom.core.text import count_noun, format_ranges
-from etloom.reports.formatting import format_duration
+from etloom.core.text import count_noun, format_duration, format_ranges
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import fill_template, read_asset
 

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.schema import find_unit
-from etloom.core.text import SIZE_UNITS, TIME_UNITS
+from etloom.core.text import SIZE_UNITS, TIME_UNITS, choose_unit, format_number
 
 EPOCH_NS = 10**18
 """A time in 2001: no duration and no clock relative to a session reaches it."""
@@ -139,23 +139,3 @@ def _epoch_origin(frame: pl.DataFrame) -> int:
 def _is_epoch_time(column: pl.Series) -> bool:
     first: Any = column.min()
     return first is not None and first > EPOCH_NS
-
-
-def choose_unit(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
-    """Return name and factor of the largest unit that does not exceed the value, or of the smallest unit."""
-    return next((unit for unit in units if abs(value) >= unit[1]), units[-1])
-
-
-def format_number(value: float, digits: int = 4) -> str:
-    """Format a number with ``digits`` significant digits; from 1000 on as an integer, grouped by thousands."""
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    decimals = 0 if value == 0 else max(0, min(6, digits - 1 - math.floor(math.log10(size))))
-    return f"{value + 0.0:.{decimals}f}"  # a zero without a sign
-
-
-def format_duration(ns: float) -> str:
-    """Format a time in ns with 4 significant digits and a suitable unit, such as 187.3 ms."""
-    unit, factor = choose_unit(ns, TIME_UNITS)
-    return f"{format_number(ns / factor)} {unit}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from etloom.reports.formatting import format_duration
+from etloom.core.text import format_duration
 
 MIN_LABELED_SHARE = 0.05
 """Share of the width from which a part of a bar has a label."""

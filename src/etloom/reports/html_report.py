@@ -24,13 +24,12 @@ import polars as pl
 from etloom.analyses.helpers.rank_kinds import MIN_FLEET
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
 from etloom.comparison.source_lines import find_source_lines
-from etloom.core.text import format_ranks
+from etloom.core.text import format_duration, format_ranks
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
 from etloom.reports.colors import COLORS
 from etloom.reports.finding_text import PERCENT_BASES
 from etloom.reports.fleet_map import measure_fleet, render_fleet_map
-from etloom.reports.formatting import format_duration
 from etloom.reports.html_charts import render_bars, render_columns, render_legend
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
 from etloom.reports.html_tables import render_table

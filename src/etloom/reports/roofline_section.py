@@ -13,8 +13,8 @@ from etloom.analyses.answers import answer
 from etloom.analyses.flops.limits import find_device_peaks
 from etloom.analyses.flops.peaks import Peaks
 from etloom.core.errors import AnalysisError
+from etloom.core.text import format_duration
 from etloom.core.trace import Job
-from etloom.reports.formatting import format_duration
 from etloom.reports.html_charts import render_legend
 from etloom.reports.html_tables import render_table
 

@@ -19,11 +19,10 @@ from etloom.analyses.helpers import step_times
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.steps import StepBefore, find_step_before
-from etloom.core.text import SIZE_UNITS, count_noun, format_ranks
+from etloom.core.text import SIZE_UNITS, choose_unit, count_noun, format_duration, format_number, format_ranks
 from etloom.core.trace import Job
 from etloom.graphs import critical_paths
 from etloom.reports.finding_text import format_gain
-from etloom.reports.formatting import choose_unit, format_duration, format_number
 from etloom.reports.memory_section import is_memory_only, summarize_memory
 from etloom.reports.time_shares import PART_LABELS, SummaryLine, add_step_margins, summarize_time_shares
 

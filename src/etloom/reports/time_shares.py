@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from etloom.analyses.helpers.run_tables import WINDOWS
-from etloom.core.text import format_ranks
+from etloom.core.text import format_duration, format_ranks
 from etloom.core.trace import Job
-from etloom.reports.formatting import format_duration
 
 PART_LABELS = {
     "compute": "compute",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etloom.core.text import count_noun, format_ranks
+from etloom.core.text import count_noun, format_duration, format_ranks
 from etloom.core.trace import Job
 from etloom.graphs.graph import Int32Array, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network
@@ -38,13 +38,16 @@ def explain_simulation(simulated: Simulated) -> list[str]:
     makespan = simulated.graph.makespan
     if difference := makespan(simulated.upper_times) - makespan(simulated.lower_times):
         lines.append(
-            f"the bounds differ by {_format_time(abs(difference))}: delays that nothing recorded explains"
+            f"the bounds differ by {format_duration(abs(difference))}: delays that nothing recorded explains"
         )
     if simulated.removed_delay_ns >= _NEGLIGIBLE * simulated.recording.makespan:
-        lines.append(f"the removed waits contain {_format_time(simulated.removed_delay_ns)} of such delays")
+        lines.append(
+            f"the removed waits contain {format_duration(simulated.removed_delay_ns)} of such delays"
+        )
     if simulated.residual_delay_ns >= _NEGLIGIBLE * simulated.recording.makespan:
         lines.append(
-            f"{_format_time(simulated.residual_delay_ns)} of unexplained delay on the changed work stays in both bounds"
+            f"{format_duration(simulated.residual_delay_ns)} of unexplained delay on the changed work stays in both "
+            "bounds"
         )
     lines += _explain_peers(simulated)
     lines += simulated.network_notes
@@ -61,7 +64,7 @@ def _count_calls(simulated: Simulated) -> list[str]:
             count, time_ns = simulated.recording.edges.measure_calls(change)
             noun = "delay" if change.target in DELAY_KINDS else "call"
             lines.append(
-                f"{change.text!r} matches {count_noun(count, noun)}, {_format_time(time_ns)} as recorded"
+                f"{change.text!r} matches {count_noun(count, noun)}, {format_duration(time_ns)} as recorded"
             )
     return lines
 
@@ -95,7 +98,8 @@ def _explain_peers(simulated: Simulated) -> list[str]:
         before = simulated.recording.wait_and_transfer_ns[0]
         after = sum_wait_and_transfer(simulated.graph.graph, simulated.upper_bound)[0]
         lines.append(
-            f"in communication, ranks wait {_format_time(before)} for other ranks; this becomes {_format_time(after)}"
+            f"in communication, ranks wait {format_duration(before)} for other ranks; this becomes "
+            f"{format_duration(after)}"
         )
         lines += _explain_starts(simulated)
     return lines
@@ -109,8 +113,8 @@ def _explain_starts(simulated: Simulated) -> list[str]:
     if saving < _NEGLIGIBLE * simulated.recording.makespan:
         return []
     return [
-        f"{_format_time(saving)} of the saving is due to recordings that begin later than the median of their peers: "
-        "it is real only if these ranks began to work later, too"
+        f"{format_duration(saving)} of the saving is due to recordings that begin later than the median of their "
+        "peers: it is real only if these ranks began to work later, too"
     ]
 
 
@@ -124,8 +128,8 @@ def _explain_communication(simulated: Simulated) -> list[str]:
     wait_ns, transfer_ns = simulated.recording.wait_and_transfer_ns
     if wait_ns > transfer_ns:
         lines.append(
-            f"in communication, ranks wait {_format_time(wait_ns)} for other ranks and transfer data for "
-            f"{_format_time(transfer_ns)}: a faster network shortens only the transfers"
+            f"in communication, ranks wait {format_duration(wait_ns)} for other ranks and transfer data for "
+            f"{format_duration(transfer_ns)}: a faster network shortens only the transfers"
         )
     local = sum(counts["local_communications"] for counts in simulated.graph.counts.values())
     if local:
@@ -140,7 +144,3 @@ def _explain_communication(simulated: Simulated) -> list[str]:
             f"{len(job)} of {max(worlds)} ranks were recorded: waits for the other ranks count as transfer"
         )
     return lines
-
-
-def _format_time(ns: int) -> str:
-    return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} µs"
