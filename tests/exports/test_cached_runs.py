@@ -149,7 +149,7 @@ def test_without_a_usable_cache_the_run_is_loaded(
         def refuse(*_: object) -> None:
             raise etloom.EtloomError("cannot be added")
 
-        monkeypatch.setattr(cached_runs, "add_run", refuse)
+        monkeypatch.setattr(cached_runs, "prepare_run", refuse)
     job = etloom.open(run, **options)
     assert job.stored is None and job.ranks == [0, 1]
 
@@ -162,13 +162,13 @@ def test_a_failed_addition_leaves_no_tables(run: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(summaries, "write_job_answers", fail)
     assert etloom.open(run).stored is None
-    assert [path.suffix for path in (cache_folder() / cache.RUNS / ".adding").iterdir()] == [".lock"]
+    assert not list_runs()
 
 
 def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
     count = threading.Semaphore(0)
-    prepare = adding._prepare
+    prepare = cached_runs.prepare_run
 
     def prepare_slowly(*arguments: object) -> None:
         count.release()
@@ -176,7 +176,7 @@ def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.Monk
         prepare(*arguments)  # type: ignore[arg-type]
 
     second = threading.Thread(target=lambda: jobs.append(etloom.open(run)))
-    monkeypatch.setattr(adding, "_prepare", prepare_slowly)
+    monkeypatch.setattr(cached_runs, "prepare_run", prepare_slowly)
     jobs.append(etloom.open(run))
     second.join(60)
     assert [job.stored is not None for job in jobs] == [True, True]
@@ -195,13 +195,7 @@ def test_runs_in_the_cache_are_removed_as_other_entries(run: Path, monkeypatch: 
     assert not list_runs()
     monkeypatch.delenv("ETLOOM_CACHE_BYTES")
     etloom.open(run)
-    killed = cache_folder() / cache.RUNS / ".adding" / "other-0123"
-    killed.mkdir(parents=True)
     assert cache.clear_cache() > 10_000 and not list_runs()
-    assert killed.exists()
-    os.utime(killed, (0, 0))
-    cache.clear_cache()
-    assert not killed.exists()
 
 
 def test_a_failure_of_polars_is_raised_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

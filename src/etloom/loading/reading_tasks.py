@@ -16,11 +16,12 @@ from etloom import formats
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.machine import available_memory
 from etloom.core.names import add_names, list_user_paths
+from etloom.core.version import compute_code_digest
 from etloom.loading import cache, engines
 from etloom.loading.executor import execute_plan
 from etloom.loading.file_reading import Progress, estimate_text_bytes
 from etloom.loading.plan import PARSED_NATIVELY, LoadOptions, LoadPlan, RankPlan, Source, Storage
-from etloom.loading.rank_stores import make_entry_key
+from etloom.loading.rank_stores import CachedRun
 
 MAX_FILE_TEXT_BYTES = 32_000_000
 """Larger files are read by threads: they spend most of their time outside of the interpreter's lock."""
@@ -50,17 +51,25 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
             remedy="use the cache (without --no-cache), in a folder that all hosts share: $ETLOOM_CACHE",
             option="engine",
         )
-    if not options.use_cache or not plan.uses_cache or options.rank_folder is not None:
+    folder = plan.folder
+    if not isinstance(folder, CachedRun):  # of a run that is added to a store, batches are read
         return plan
-    pending = _list_missing(plan)
+    pending = [
+        rank
+        for rank, part in plan.ranks.items()
+        if rank is not None and part.source is Source.FILES and not folder.has(rank)
+    ]
+    _lease = cache.hold(folder.folder)  # no process removes it meanwhile
     if is_remote:
         if pending:
-            engines.run_on_ray(read_into_cache, [_describe_task(plan, [rank]) for rank in pending])
+            engines.run_on_ray(
+                read_into_cache, [_describe_task(plan, folder.key, [rank]) for rank in pending]
+            )
         return plan
     if not _is_faster_in_processes(plan, pending):
         return plan
     groups = [pending[start : start + _TASK_RANKS] for start in range(0, len(pending), _TASK_RANKS)]
-    texts = [_describe_task(plan, group) for group in groups]
+    texts = [_describe_task(plan, folder.key, group) for group in groups]
     progress = _Progress(options.progress, [file for part in plan.ranks.values() for file in _files_of(part)])
 
     def report(index: int) -> None:
@@ -95,17 +104,6 @@ class _Progress:
                 self._report(file, file.stat().st_size)
 
 
-def _list_missing(plan: LoadPlan) -> list[int]:
-    """List the ranks of a plan that are read from files and are not in the cache."""
-    missing = []
-    for rank, part in plan.ranks.items():
-        if rank is not None and part.source is Source.FILES:
-            key = make_entry_key(rank, part, plan.options)
-            if key is not None and not cache.has_entry(key):
-                missing.append(rank)
-    return missing
-
-
 def _is_faster_in_processes(plan: LoadPlan, ranks: Sequence[int]) -> bool:
     if plan.parallel < 2 or len(ranks) < _MIN_PENDING_RANKS:
         return False
@@ -124,7 +122,7 @@ def _files_of(part: RankPlan) -> tuple[Path, ...]:
     return (*part.files, *part.captures)
 
 
-def _describe_task(plan: LoadPlan, ranks: Iterable[int]) -> str:
+def _describe_task(plan: LoadPlan, key: str, ranks: Iterable[int]) -> str:
     """Return the task to read ranks, as JSON text."""
     is_remote = engines.is_remote(plan.options.engine)  # else the current folder is the same
     files = {
@@ -136,9 +134,14 @@ def _describe_task(plan: LoadPlan, ranks: Iterable[int]) -> str:
     }
     names = [str(path.resolve()) for path in list_user_paths()]
     linking = dict(plan.options.linking)
-    return json.dumps(
-        {"ranks": files, "linking": linking, "names": names}, default=lambda number: number.item()
-    )
+    content = {
+        "key": key,
+        "code": compute_code_digest(),
+        "ranks": files,
+        "linking": linking,
+        "names": names,
+    }
+    return json.dumps(content, default=lambda number: number.item())
 
 
 def read_into_cache(text: str) -> None:
@@ -148,9 +151,11 @@ def read_into_cache(text: str) -> None:
     """
     task = json.loads(text)
     add_names(*map(Path, task["names"]))
-    options = LoadOptions(jobs=1, linking=task["linking"])
+    if task["code"] != compute_code_digest():  # a host with another version
+        return
+    options, run = LoadOptions(jobs=1, linking=task["linking"]), CachedRun(task["key"])
     for rank, paths in task["ranks"].items():
         files, captures = (tuple(map(Path, each)) for each in paths)
         part = RankPlan(files, Source.FILES, Storage.EVICTABLE, captures)
         with contextlib.suppress(EtloomError):
-            execute_plan(LoadPlan({int(rank): part}, options, max_table_bytes=0))
+            execute_plan(LoadPlan({int(rank): part}, options, max_table_bytes=0, folder=run))
