@@ -43,7 +43,7 @@ def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
     """
     execution = _Execution(plan, skip_unreadable)
     if (progress := plan.options.progress) is not None:
-        for path in itertools.chain(*((*rank.files, *rank.captures) for rank in plan.ranks.values())):
+        for path in itertools.chain(*(rank.all_files for rank in plan.ranks.values())):
             progress(path, 0)
     job = execution.load_single_file() if None in plan.ranks else execution.load_ranks()
     if job.stored is not None:  # a store holds linked traces only, too many to look at
@@ -134,7 +134,7 @@ class _Execution:
         folder, on_disk = self.plan.folder, plan.storage is not Storage.MEMORY
         saved = folder.open(rank, lazy=on_disk) if folder is not None else None
         if saved is not None and options.progress is not None:
-            for path in (*plan.files, *plan.captures):
+            for path in plan.all_files:
                 options.progress(path, path.stat().st_size)
         if plan.source is Source.LARGE_KINETO:
             trace = saved or file_reading.open_on_disk(plan.files[0], options.progress, options.use_cache)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,16 @@ class RankPlan:
     source: Source = Source.FILES
     storage: Storage = Storage.MEMORY
     captures: tuple[Path, ...] = ()
+
+    @property
+    def all_files(self) -> tuple[Path, ...]:
+        """Its files and captures."""
+        return *self.files, *self.captures
+
+    def to_absolute(self) -> RankPlan:
+        """Return the plan with absolute paths, for a process with another current folder."""
+        files, captures = (tuple(path.absolute() for path in paths) for paths in (self.files, self.captures))
+        return replace(self, files=files, captures=captures)
 
 
 @dataclass(frozen=True)
@@ -174,7 +184,7 @@ def _choose_folder(
         return None
     if folder is not None:
         return folder
-    files = [path for part in ranks.values() for path in (*part.files, *part.captures)]
+    files = [path for part in ranks.values() for path in part.all_files]
     counts = [(rank, len(part.files), len(part.captures)) for rank, part in ranks.items()]
     key = cache.make_key(files, ranks=counts, **options.linking)
     return None if key is None else CachedRun(key)
@@ -187,7 +197,7 @@ def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOpti
     for plan in plans:
         if plan.source is not Source.FILES or plan.storage is not Storage.MEMORY:
             return False
-        for path in (*plan.files, *plan.captures):
+        for path in plan.all_files:
             try:
                 if not path.is_file() or formats.detect_format(path, "kineto") not in PARSED_NATIVELY:
                     return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,10 @@ from etloom.loading import LoadOptions, Progress, cache, load_folder, load_path
 from etloom.loading.engines import count_cpus, is_remote, run_in_processes, run_on_ray
 from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
 from etloom.loading.rank_stores import RankFolder
+from etloom.loading.reading_tasks import TaskProgress
 
+MAX_TABLE_BYTES = 256_000_000
+"""Memory for the tables of ranks, of which the most recently used ones stay loaded."""
 PARTS = "parts"
 """The folder with the analysis results of each batch of ranks, while a run is prepared."""
 
@@ -160,19 +163,17 @@ def prepare_run(source: Source, folder: Path, options: AddOptions, lock: int) ->
     is_split = jobs > 1 or is_remote(options.engine)
     if source.discovered is not None and is_split and len(source.discovered.ranks) > batches.MIN_RANKS:
         pending = batches.list_batches(source.discovered, folder, parts_folder, jobs, options.for_report)
-        _report_files(
-            (file for batch in pending for files in batch.files.values() for file in files), progress
-        )
+        task_progress = TaskProgress(progress, (file for batch in pending for file in batch.files))
 
         def report(index: int) -> None:
-            _report_batch(pending[index], progress)
+            task_progress.complete(pending[index].files)
 
         texts = [batch.to_json() for batch in pending]
         if is_remote(options.engine):
             run_on_ray(batches.prepare_batch, texts, report)
         else:  # the run stays locked as long as one of the processes works
             run_in_processes(batches.prepare_batch, texts, jobs, report, pass_fds=(lock,))
-        progress = None
+        progress = task_progress
     job = _open_prepared(source, folder, options, jobs, progress)
     parts = _complete_parts(job, parts_folder, options.for_report)
     answers = folder / SUMMARIES
@@ -216,7 +217,7 @@ def _open_prepared(
         progress,
         jobs,
         use_cache=False,
-        max_table_bytes=batches.MAX_TABLE_BYTES,
+        max_table_bytes=MAX_TABLE_BYTES,
         rank_folder=RankFolder(
             folder, options.for_report, open_results(part for part, _ in _list_parts(folder / PARTS))
         ),
@@ -254,20 +255,6 @@ def _list_parts(folder: Path) -> list[tuple[Path, set[int]]]:
         for part in sorted(folder.iterdir())
         if (part / "part.json").is_file()
     ]
-
-
-def _report_files(files: Iterable[str], progress: Progress | None) -> None:
-    if progress is not None:
-        for file in files:
-            progress(Path(file), 0)
-
-
-def _report_batch(batch: batches.Batch, progress: Progress | None) -> None:
-    if progress is not None:
-        for files in batch.files.values():
-            for file in map(Path, files):
-                with contextlib.suppress(OSError):  # it was removed
-                    progress(file, file.stat().st_size)
 
 
 # The staging folder in which a run is prepared before it appears in a store: key, lock and publication.
