@@ -2,6 +2,7 @@
 
     CACHE/runs/run=KEY/rank=N/      the tables of a rank (small ones as one file), each added when it was read
     CACHE/runs/run=KEY/meta.json    of a run with answers (`etloom.exports.store.cached_runs`), written last
+    CACHE/runs/run=KEY/.in-use      locked by the processes that have the run open
 
 The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
 a run consists of its files' paths, sizes and modification times, the options, and etloom's version and schema. The
@@ -11,7 +12,6 @@ least recently used runs are removed when the total size exceeds ``$ETLOOM_CACHE
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -19,7 +19,6 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,9 @@ RUNS = "runs"
 """The store of runs in the cache folder."""
 _PRUNE_FRACTION = 64
 """Runs to remove are searched for each time that this fraction of the limit was written."""
+
+_written: dict[Path, int] = {}
+"""Bytes that this process wrote to each cache folder since it last searched for runs to remove."""
 
 WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
 """Exceptions that a full disk raises: polars has its own."""
@@ -92,19 +94,9 @@ def mark_used(run: Path) -> None:
         os.utime(run)
 
 
-def hold(run: Path, part: Path | None = None) -> EntryLease:
-    """Mark a cached run as just used, and as in use until the returned lease is garbage-collected.
-
-    ``part``: the folder in it that is used (default: all of it), whose size counts as in use.
-    """
-    mark_used(run)
-    return get_usage(cache_folder()).hold(run, _measure_bytes(part or run))
-
-
 def has_room(size: int = 0) -> bool:
     """Return whether the cache can be written, and has room for ``size`` more bytes next to what is in use."""
-    in_use = get_usage(cache_folder()).in_use
-    if in_use >= limit_bytes() or size > limit_bytes():
+    if measure_use() >= limit_bytes() or size > limit_bytes():
         return False
     try:
         return os.access(folder := create_cache_folder(), os.W_OK) and (
@@ -116,7 +108,11 @@ def has_room(size: int = 0) -> bool:
 
 def register_write(part: Path) -> None:
     """Record that ``part`` of a run was written; remove the least recently used runs if the cache is too large."""
-    if get_usage(cache_folder()).record_write(_measure_bytes(part), limit_bytes() // _PRUNE_FRACTION):
+    folder, size = cache_folder(), _measure_bytes(part)
+    written = _written.get(folder)
+    is_due = written is None or written + size > limit_bytes() // _PRUNE_FRACTION
+    _written[folder] = 0 if is_due else (written or 0) + size
+    if is_due:
         _prune(limit_bytes())
 
 
@@ -136,21 +132,13 @@ def limit_bytes() -> int:
 def _prune(limit: int) -> int:
     """Remove runs, least recently used first, until the cache has at most ``limit`` bytes; return the removed bytes."""
     runs = sorted(list_entries())
-    in_use = find_entries_in_use(cache_folder())
     total = before = sum(size for _, size, _ in runs)
     for _, size, run in runs:
         if total <= limit:
             break
-        if run.name not in in_use:
-            remove(run)
+        if remove_unused(run):
             total -= size
     return before - total
-
-
-def discard(run: Path) -> None:
-    """Remove a cached run unless a process has it open."""
-    if run.name not in find_entries_in_use(cache_folder()):
-        remove(run)
 
 
 def remove(folder: Path) -> None:
@@ -182,119 +170,56 @@ def list_entries() -> list[tuple[float, int, Path]]:
     return entries
 
 
-# Records which cached runs each process has open, so that no process removes a run that another reads.
-#
-# A process that leaves tables of an entry on disk appends to its own file in the cache folder: ``+KEY`` when it opens
-# the entry, ``-KEY`` when the entry is no longer needed. It keeps the file locked as long as it lives, so a file that
-# is not locked is from a process that has ended, in whatever way.
+class Lease:
+    """Marks a cached run as in use, until it is garbage-collected or the process ends, in whatever way.
 
-_PREFIX = ".open-"
+    It is a shared lock on a file in the run; a run is removed only by a process that gets the lock alone.
 
-
-class EntryLease:
-    """A lease on a cache entry or temporary folder, whose files may be removed once the lease is garbage-collected."""
-
-
-class CacheUsage:
-    """The cache entries that this process has open, and the number of bytes it has written to the cache folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._bytes = 0
-        self._released: deque[tuple[str, int]] = deque()
-        self._file: int | None = None
-        self._written: int | None = None
-
-    def hold(self, entry: Path, size: int) -> EntryLease:
-        """Record that an entry of ``size`` bytes is open until the returned lease is garbage-collected."""
-        lease = EntryLease()
-        with self._lock:
-            self._settle()
-            self._bytes += size
-            self._note(f"+{entry.name}\n")
-        # Finalizers run at any time, in any thread, so this one takes no lock.
-        weakref.finalize(lease, self._released.append, (entry.name, size)).atexit = False
-        return lease
-
-    @property
-    def in_use(self) -> int:
-        """The total size in bytes of the entries that this process has open."""
-        with self._lock:
-            self._settle()
-            return self._bytes
-
-    def record_write(self, size: int, interval: int) -> bool:
-        """Record that this process wrote ``size`` bytes to the cache folder.
-
-        Returns:
-            True if the folder is to be searched for entries to remove: at first, and after each ``interval`` bytes.
-        """
-        with self._lock:
-            self._settle()
-            due = self._written is None or self._written + size > interval
-            self._written = 0 if due else (self._written or 0) + size
-            return due
-
-    def _settle(self) -> None:
-        while self._released:
-            name, size = self._released.popleft()
-            self._bytes -= size
-            self._note(f"-{name}\n")
-
-    def _note(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # without the note only this process knows
-            if self._file is None:
-                self._file = _create_locked_file(self._folder)
-            os.write(self._file, line.encode())
-
-
-def _create_locked_file(folder: Path) -> int:
-    """Create a file in the folder with a lock that lasts until this process ends; return its descriptor."""
-    import fcntl  # not available on every system
-
-    file, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:  # a file system without locks
-        os.close(file)
-        os.unlink(path)  # noqa: PTH108
-        raise
-    return file
-
-
-def get_usage(folder: Path) -> CacheUsage:
-    """Return the `CacheUsage` of this process for a cache folder."""
-    return _get_usage(folder, os.getpid())
-
-
-@functools.cache
-def _get_usage(folder: Path, process: int) -> CacheUsage:
-    """Return the `CacheUsage` of a process for a cache folder; a forked process does not inherit its parent's.
-
-    Its parent may still need the entries.
+    Args:
+        run: the folder of the run.
     """
-    return CacheUsage(folder)
+
+    def __init__(self, run: Path) -> None:
+        self.cache, self.sizes = cache_folder(), dict[Path, int]()
+        with contextlib.suppress(OSError, ImportError):  # a read-only cache, a file system without locks
+            import fcntl
+
+            create_cache_folder()
+            run.mkdir(parents=True, exist_ok=True)
+            file = os.open(run / _LOCK, os.O_RDONLY | os.O_CREAT, 0o666)
+            weakref.finalize(self, os.close, file).atexit = False
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        mark_used(run)
+        with _leases_lock:
+            _leases.add(self)
+
+    def cover(self, part: Path) -> None:
+        """Count the size of a part of the run as in use."""
+        self.sizes[part] = _measure_bytes(part)
 
 
-def find_entries_in_use(folder: Path) -> set[str]:
-    """Return the names of cache entries that running processes have open; delete the usage files of ended processes."""
-    get_usage(folder).in_use  # noqa: B018 - records released entries
-    names: set[str] = set()
+_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+_leases_lock = threading.Lock()
+_LOCK = ".in-use"
+
+
+def measure_use() -> int:
+    """Return the size of the parts of cached runs that this process has open, bytes."""
+    folder = cache_folder()
+    with _leases_lock:
+        return sum(sum(list(lease.sizes.values())) for lease in _leases if lease.cache == folder)
+
+
+def remove_unused(run: Path) -> bool:
+    """Remove a cached run and return True, unless a process has it open."""
     try:
         import fcntl
-    except ImportError:
-        return names
-    for path in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lines = Counter(file.read().split())
-                names |= {
-                    line[1:] for line in lines if line[0] == "+" and lines[line] > lines[f"-{line[1:]}"]
-                }
-            else:
-                if path.stat().st_size:  # otherwise it was created just now and is not locked yet
-                    path.unlink()
-    return names
+
+        with (run / _LOCK).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(run)
+    except (BlockingIOError, PermissionError):  # in use, or of another user
+        return False
+    except (OSError, ImportError):
+        remove(run)
+    return True

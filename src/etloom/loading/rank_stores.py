@@ -38,7 +38,8 @@ class RankFolder:
         folder: the folder; rank None is a single file, which may state its rank.
         packs: the tables of a small rank are one file, which is faster, and only this program reads.
         results: rank -> results of `Trace.compute_once` that need not be computed, of ranks that the folder has.
-        owner: an object to keep alive as long as the tables are needed.
+
+    The tables of its ranks keep it alive.
     """
 
     is_cache = False
@@ -48,9 +49,8 @@ class RankFolder:
         folder: Path,
         packs: bool = False,
         results: Mapping[int, Mapping[tuple[Any, ...], Any]] = MappingProxyType({}),
-        owner: object = None,
     ) -> None:
-        self.folder, self._packs, self._results, self._owner = folder, packs, results, owner
+        self.folder, self._packs, self._results = folder, packs, results
 
     def locate(self, rank: int | None) -> Path:
         """Return the folder of a rank; it need not exist."""
@@ -64,14 +64,10 @@ class RankFolder:
         """Return a saved rank, with ``lazy`` with its tables on disk; None if it is not saved."""
         if not self.has(rank):
             return None
-        trace = self._read(rank, lazy, self._owner or self)
+        trace = parquet.read(self.locate(rank), lazy=lazy, owner=self)
+        assert isinstance(trace, Trace)
         results = None if rank is None else self._results.get(rank)
         return trace if results is None else trace.with_stored_results(results)
-
-    def _read(self, rank: int | None, lazy: bool, owner: object) -> Trace:
-        trace = parquet.read(self.locate(rank), lazy=lazy, owner=owner)
-        assert isinstance(trace, Trace)
-        return trace
 
     def add(self, rank: int | None, content: Trace | Write) -> bool:
         """Save a rank, given its trace or what writes it; return whether it was saved. Raises what writing raises."""
@@ -94,7 +90,7 @@ class CachedRun(RankFolder):
     def __init__(self, key: str) -> None:
         super().__init__(cache.locate_run(key), packs=True)
         self.key = key
-        self._leases: list[cache.EntryLease] = []
+        self._lease: cache.Lease | None = None
 
     def open(self, rank: int | None, *, lazy: bool = True) -> Trace | None:
         """Return a saved rank, with ``lazy`` with its tables on disk; remove it if it is damaged, and return None."""
@@ -102,10 +98,10 @@ class CachedRun(RankFolder):
             return None
         try:
             if lazy:
-                return self._read(rank, lazy, cache.hold(self.folder, self.locate(rank)))
-            trace = self._read(rank, lazy, self)
-            cache.mark_used(self.folder)
-            return trace
+                self.hold(self.locate(rank))
+            else:
+                cache.mark_used(self.folder)
+            return super().open(rank, lazy=lazy)
         except (OSError, EtloomError):
             cache.remove(self.locate(rank))
             return None
@@ -120,10 +116,20 @@ class CachedRun(RankFolder):
             write(self.locate(rank))
         except cache.WRITE_ERRORS:
             return False
-        # No process removes the run before all of it is read; what it has of earlier is in use, too.
-        self._leases.append(cache.hold(self.folder, self.locate(rank) if self._leases else None))
+        self.hold(self.locate(rank))
         cache.register_write(self.locate(rank))
         return True
+
+    def hold(self, part: Path | None = None) -> None:
+        """Keep the run in the cache as long as this object lives, and count the size of ``part`` as in use."""
+        if self._lease is None:
+            self._lease = cache.Lease(self.folder)
+        if part is not None:
+            self._lease.cover(part)
+
+    def release(self) -> None:
+        """Let the run be removed from the cache, if nothing else has it open."""
+        self._lease = None
 
 
 def save_on_disk(rank: int | None, content: Trace | Write, folder: RankFolder | None) -> Trace:
@@ -134,9 +140,9 @@ def save_on_disk(rank: int | None, content: Trace | Write, folder: RankFolder | 
     """
     if folder is not None and folder.add(rank, content) and (saved := folder.open(rank)) is not None:
         return saved
-    lease, place = cache.EntryLease(), Path(tempfile.mkdtemp(prefix="etloom-"))
-    weakref.finalize(lease, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
-    temporary = RankFolder(place, packs=True, owner=lease)
+    place = Path(tempfile.mkdtemp(prefix="etloom-"))
+    temporary = RankFolder(place, packs=True)
+    weakref.finalize(temporary, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
     try:
         temporary.add(rank, content)
     except cache.WRITE_ERRORS as error:

@@ -62,7 +62,6 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
         for rank, part in plan.ranks.items()
         if rank is not None and part.source is Source.FILES and not folder.has(rank)
     ]
-    _lease = cache.hold(folder.folder)  # no process removes it meanwhile
 
     def describe(ranks: Iterable[int]) -> str:
         parts = {rank: plan.ranks[rank] for rank in ranks}
@@ -72,6 +71,7 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
 
     if is_remote:
         if pending:
+            folder.hold()
             engines.run_on_ray(read_into_cache, [describe([rank]) for rank in pending])
         return plan
     if not _is_faster_in_processes(plan, pending):
@@ -85,6 +85,7 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
     def report(index: int) -> None:
         progress.complete(file for rank in groups[index] for file in plan.ranks[rank].all_files)
 
+    folder.hold()
     processes = max(1, min(plan.parallel, available_memory() // _PROCESS_BYTES))
     engines.run_in_processes(read_into_cache, texts, processes, report)
     ranks = dict(plan.ranks)

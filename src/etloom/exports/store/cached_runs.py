@@ -46,24 +46,27 @@ def open_cached_run(
             text_bytes = sum(map(estimate_text_bytes, files))
             if adding is None or not cache.has_room(int(text_bytes * _TABLE_BYTES_PER_TEXT_BYTE)):
                 return None
-            _add_answers(path, folder, adding)
+            _add_answers(path, cached, adding)
         elif options.progress is not None:
             for file in files:
                 options.progress(file, 0)
             for file in files:
                 options.progress(file, file.stat().st_size)
-        run = parquet.read(folder, lazy=True, owner=cache.hold(folder))
+        cached.hold(folder)
+        run = parquet.read(folder, lazy=True, owner=cached)
         assert isinstance(run, Job)
         return run if options.lazy else leave_on_disk(run, limit_table_bytes(options))
-    cache.discard(folder)
+    cached.release()
+    cache.remove_unused(folder)
     return None
 
 
-def _add_answers(path: Path, folder: Path, options: AddOptions) -> None:
+def _add_answers(path: Path, cached: CachedRun, options: AddOptions) -> None:
     """Complete a run in the cache, unless another process does, which is waited for."""
-    _lease = cache.hold(folder)  # no process removes it meanwhile
+    folder = cached.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    cached.hold()
+    with (folder / ".adding").open("w") as file:
         lock_file(file.fileno(), waits=True)
         if not is_stored_run(folder):
             prepare_run(describe_source(path, options.rank_pattern), folder, options, file.fileno())
