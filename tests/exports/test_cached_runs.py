@@ -20,7 +20,7 @@ from etloom.core.trace import Job
 from etloom.exports.store import adding, batches, cached_runs, summaries
 from etloom.exports.store.summaries import JOB_QUESTIONS
 from etloom.formats.parquet import writer
-from etloom.loading import cache
+from etloom.loading import cache, executor, plan
 from support.fleets import write_fleet
 
 
@@ -104,6 +104,47 @@ def test_with_one_processor_a_report_keeps_no_run(run: Path, monkeypatch: pytest
     monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 3)
     assert etloom.open(run, for_report=True, jobs=1).stored is None
     assert etloom.open(run, for_report=True, jobs=2).stored is not None
+
+
+def test_answers_are_added_to_ranks_that_were_read_before(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 3)
+    monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(plan, "MIN_TEXT_BYTES_TO_CACHE", 0)
+    plain = etloom.open(run)
+    assert plain.stored is None and len(list_runs()) == 1
+    monkeypatch.setattr(
+        executor.file_reading, "read_file", lambda *_: pytest.fail("the traces were read again")
+    )
+    job = etloom.open(run, for_report=True, jobs=2)
+    assert job.stored is not None and len(list_runs()) == 1
+    assert etloom.analyze(job, "stragglers").equals(etloom.analyze(plain, "stragglers"))
+
+
+def test_damaged_answers_are_removed_and_added_again(run: Path) -> None:
+    expected = etloom.analyze(etloom.open(run), "stragglers")
+    gc.collect()
+    (list_runs()[0] / "summaries" / "ranks.parquet").write_bytes(b"PAR1 damaged")
+    for is_stored in (False, True):
+        job = etloom.open(run)
+        assert (job.stored is not None) == is_stored
+        assert etloom.analyze(job, "stragglers").equals(expected)
+
+
+def test_an_interrupted_addition_continues_where_it_stopped(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(adding, "describe_run", raise_interrupt)
+        etloom.open(run)
+    assert not (list_runs()[0] / "meta.json").exists()
+    monkeypatch.setattr(
+        executor.file_reading, "read_file", lambda *_: pytest.fail("the traces were read again")
+    )
+    assert etloom.open(run).stored is not None
+
+
+def raise_interrupt(_: Job) -> None:
+    raise KeyboardInterrupt
 
 
 def test_progress_reaches_the_size_of_all_files(run: Path) -> None:

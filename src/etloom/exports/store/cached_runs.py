@@ -64,7 +64,6 @@ def open_cached_run(
 def _add_answers(path: Path, cached: CachedRun, options: AddOptions) -> None:
     """Complete a run in the cache, unless another process does, which is waited for."""
     folder = cached.folder
-    folder.mkdir(parents=True, exist_ok=True)
     cached.hold()
     with (folder / ".adding").open("w") as file:
         lock_file(file.fileno(), waits=True)
