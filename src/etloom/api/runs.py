@@ -20,6 +20,7 @@ from etloom.linker import selection
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from etloom.loading import LoadOptions
     from etloom.loading.file_reading import Progress
 
 _RunType = TypeVar("_RunType", bound=Run)
@@ -121,14 +122,21 @@ def open(
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
-    path = Path(path)
+    return _open_path(Path(path), options, rank_pattern, for_report)
+
+
+def _open_path(path: Path, options: LoadOptions, rank_pattern: str | None, for_report: bool) -> Job:
+    """Open a run; one of many ranks from the cache with its answers, to which they may be added."""
+    from etloom import loading
+
     files = loading.list_ranked_files(path, rank_pattern)
-    if len(files) >= loading.MIN_REPORTED_RANKS and use_cache and not changed:
+    if len(files) >= loading.MIN_REPORTED_RANKS and options.use_cache and not options.linking:
         from etloom.exports.store import AddOptions, open_cached_run
 
+        jobs, engine = options.jobs, options.engine
         keeps_all = len(files) >= loading.MIN_CACHED_RANKS
         has_processes = (jobs or os.cpu_count() or 1) > 1 or engine != "local"
-        adding = AddOptions(None, jobs, rank_pattern, progress, engine, for_report=not keeps_all)
+        adding = AddOptions(None, jobs, rank_pattern, options.progress, engine, for_report=not keeps_all)
         is_added = keeps_all or (for_report and has_processes)
         if (cached := loading.find_cached_run(path, rank_pattern)) is not None:
             job = open_cached_run(path, files, cached, options, adding if is_added else None)
