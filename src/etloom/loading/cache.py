@@ -106,9 +106,9 @@ def has_room(size: int = 0) -> bool:
         return False
 
 
-def register_write(part: Path) -> None:
-    """Record that ``part`` of a run was written; remove the least recently used runs if the cache is too large."""
-    folder, size = cache_folder(), _measure_bytes(part)
+def register_write(size: int) -> None:
+    """Record that ``size`` bytes were written; remove the least recently used runs if the cache is too large."""
+    folder = cache_folder()
     written = _written.get(folder)
     is_due = written is None or written + size > limit_bytes() // _PRUNE_FRACTION
     _written[folder] = 0 if is_due else (written or 0) + size
@@ -193,9 +193,11 @@ class Lease:
         with _leases_lock:
             _leases.add(self)
 
-    def cover(self, part: Path) -> None:
-        """Count the size of a part of the run as in use."""
-        self.sizes[part] = _measure_bytes(part)
+    def cover(self, part: Path) -> int:
+        """Count the size of a part of the run as in use, and return it in bytes."""
+        if part not in self.sizes:
+            self.sizes[part] = _measure_bytes(part)
+        return self.sizes[part]
 
 
 _leases: weakref.WeakSet[Lease] = weakref.WeakSet()

@@ -116,16 +116,14 @@ class CachedRun(RankFolder):
             write(self.locate(rank))
         except cache.WRITE_ERRORS:
             return False
-        self.hold(self.locate(rank))
-        cache.register_write(self.locate(rank))
+        cache.register_write(self.hold(self.locate(rank)))
         return True
 
-    def hold(self, part: Path | None = None) -> None:
-        """Keep the run in the cache as long as this object lives, and count the size of ``part`` as in use."""
+    def hold(self, part: Path | None = None) -> int:
+        """Keep the run in the cache as long as this object lives; count the size of ``part``, returned, as in use."""
         if self._lease is None:
             self._lease = cache.Lease(self.folder)
-        if part is not None:
-            self._lease.cover(part)
+        return 0 if part is None else self._lease.cover(part)
 
     def release(self) -> None:
         """Let the run be removed from the cache, if nothing else has it open."""

@@ -69,4 +69,4 @@ def _add_answers(path: Path, cached: CachedRun, options: AddOptions) -> None:
         lock_file(file.fileno(), waits=True)
         if not is_stored_run(folder):
             prepare_run(describe_source(path, options.rank_pattern), folder, options, file.fileno())
-            cache.register_write(folder)
+            cache.register_write(cached.hold(folder))
