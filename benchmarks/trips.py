@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 import etloom
-from etloom.loading import rank_stores
+from etloom.loading import executor
 
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
 PACKAGE = Path(etloom.__file__).resolve().parent
@@ -107,7 +107,7 @@ def follow(verb: str) -> Trip:
         for name in ("open", "report"):
             getattr(etloom, name)  # the public names load at their first access
         os.environ["ETLOOM_CACHE"] = str(Path(folder, "cache"))
-        rank_stores.MIN_SECONDS_TO_CACHE = float("inf")  # a profiled run is slow
+        executor.MIN_SECONDS_TO_CACHE = float("inf")  # a profiled run is slow
         threading.setprofile(trip.enter)
         sys.setprofile(trip.enter)
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from etloom import cli
 from etloom.core.trace import Trace
-from etloom.loading.cache import store_entry
+from etloom.loading.rank_stores import CachedRun
 from support import small_traces
 
 
@@ -65,7 +65,7 @@ def test_the_cache_states_its_size_and_is_removed(
     copy = tmp_path / "cache" / "remote" / "unit"
     copy.mkdir(parents=True)
     (copy / "file").write_bytes(bytes(2_000_000))
-    store_entry("a" * 32, Trace({"events": pl.DataFrame({"id": [0], "ts": [0], "name": ["a"]})}))
+    CachedRun("a").add(0, Trace({"events": pl.DataFrame({"id": [0], "ts": [0], "name": ["a"]})}))
     assert run_verb().startswith("1 entry, 0.0 MB; 1 copy of a remote run, 2.0 MB")
     assert run_verb("--clear") == "2.0 MB removed"
     assert run_verb() == "0 entries, 0.0 MB; 0 copies of remote runs, 0.0 MB"

@@ -20,7 +20,7 @@ from etloom.core.trace import Job
 from etloom.exports.store import adding, batches, cached_runs, summaries
 from etloom.exports.store.summaries import JOB_QUESTIONS
 from etloom.formats.parquet import writer
-from etloom.loading import cache
+from etloom.loading import cache, executor, plan
 from support.fleets import write_fleet
 
 
@@ -110,6 +110,47 @@ def test_with_one_processor_a_report_keeps_no_run(run: Path, monkeypatch: pytest
     assert etloom.open(run, for_report=True, jobs=2).stored is not None
 
 
+def test_answers_are_added_to_ranks_that_were_read_before(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 3)
+    monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(plan, "MIN_TEXT_BYTES_TO_CACHE", 0)
+    plain = etloom.open(run)
+    assert plain.stored is None and len(list_runs()) == 1
+    monkeypatch.setattr(
+        executor.file_reading, "read_file", lambda *_: pytest.fail("the traces were read again")
+    )
+    job = etloom.open(run, for_report=True, jobs=2)
+    assert job.stored is not None and len(list_runs()) == 1
+    assert etloom.analyze(job, "stragglers").equals(etloom.analyze(plain, "stragglers"))
+
+
+def test_damaged_answers_are_removed_and_added_again(run: Path) -> None:
+    expected = etloom.analyze(etloom.open(run), "stragglers")
+    gc.collect()
+    (list_runs()[0] / "summaries" / "ranks.parquet").write_bytes(b"PAR1 damaged")
+    for is_stored in (False, True):
+        job = etloom.open(run)
+        assert (job.stored is not None) == is_stored
+        assert etloom.analyze(job, "stragglers").equals(expected)
+
+
+def test_an_interrupted_addition_continues_where_it_stopped(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(adding, "describe_run", raise_interrupt)
+        etloom.open(run)
+    assert not (list_runs()[0] / "meta.json").exists()
+    monkeypatch.setattr(
+        executor.file_reading, "read_file", lambda *_: pytest.fail("the traces were read again")
+    )
+    assert etloom.open(run).stored is not None
+
+
+def raise_interrupt(_: Job) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.slow
 def test_progress_reaches_the_size_of_all_files(run: Path) -> None:
     size = sum(file.stat().st_size for file in run.iterdir())
@@ -154,7 +195,7 @@ def test_without_a_usable_cache_the_run_is_loaded(
         def refuse(*_: object) -> None:
             raise etloom.EtloomError("cannot be added")
 
-        monkeypatch.setattr(cached_runs, "add_run", refuse)
+        monkeypatch.setattr(cached_runs, "prepare_run", refuse)
     job = etloom.open(run, **options)
     assert job.stored is None and job.ranks == [0, 1]
 
@@ -167,14 +208,14 @@ def test_a_failed_addition_leaves_no_tables(run: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(summaries, "write_job_answers", fail)
     assert etloom.open(run).stored is None
-    assert [path.suffix for path in (cache_folder() / cache.RUNS / ".adding").iterdir()] == [".lock"]
+    assert not list_runs()
 
 
 @pytest.mark.slow
 def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
     count = threading.Semaphore(0)
-    prepare = adding._prepare
+    prepare = cached_runs.prepare_run
 
     def prepare_slowly(*arguments: object) -> None:
         count.release()
@@ -182,7 +223,7 @@ def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.Monk
         prepare(*arguments)  # type: ignore[arg-type]
 
     second = threading.Thread(target=lambda: jobs.append(etloom.open(run)))
-    monkeypatch.setattr(adding, "_prepare", prepare_slowly)
+    monkeypatch.setattr(cached_runs, "prepare_run", prepare_slowly)
     jobs.append(etloom.open(run))
     second.join(60)
     assert [job.stored is not None for job in jobs] == [True, True]
@@ -202,13 +243,7 @@ def test_runs_in_the_cache_are_removed_as_other_entries(run: Path, monkeypatch: 
     assert not list_runs()
     monkeypatch.delenv("ETLOOM_CACHE_BYTES")
     etloom.open(run)
-    killed = cache_folder() / cache.RUNS / ".adding" / "other-0123"
-    killed.mkdir(parents=True)
     assert cache.clear_cache() > 10_000 and not list_runs()
-    assert killed.exists()
-    os.utime(killed, (0, 0))
-    cache.clear_cache()
-    assert not killed.exists()
 
 
 def test_a_failure_of_polars_is_raised_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,9 @@ from etloom.formats.parquet import stored_runs, table_files
 from etloom.formats.parquet.store_layout import list_runs
 from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, engines, load_path
+from etloom.loading.plan import RankPlan
 from etloom.loading.rank_stores import RankFolder
+from etloom.loading.reading_tasks import read_ranks
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 from support.saved_folders import update_checksum
@@ -371,8 +373,9 @@ def test_a_killed_addition_continues_where_it_stopped(
     assert source.discovered is not None
 
     def prepare() -> None:
-        stage.parts.mkdir(parents=True, exist_ok=True)
-        for batch in batches.list_batches(source.discovered, stage.folder, stage.parts, 1):
+        parts = stage.folder / adding.PARTS
+        parts.mkdir(parents=True, exist_ok=True)
+        for batch in batches.list_batches(source.discovered, stage.folder, parts, 1):
             batches.prepare_batch(batch.to_json())
         etloom.store_add(run, to=store, jobs=1)
 
@@ -443,14 +446,14 @@ def test_files_of_several_ranks_and_saved_runs_are_added(job: Job, tmp_path: Pat
 @pytest.mark.slow
 def test_a_batch_continues_after_unreadable_ranks(run: Path, tmp_path: Path, brief: None) -> None:
     """And holds the tables of one rank at a time, however many there are."""
-    files = {rank: [str(file)] for rank, file in enumerate(sorted(run.iterdir()))}
+    ranks = {rank: RankPlan((file,)) for rank, file in enumerate(sorted(run.iterdir()))}
     (tmp_path / "damaged.json").write_text("{")
-    files[1] = [str(tmp_path / "damaged.json")]
-    batches.prepare_batch(batches.Batch(str(tmp_path), str(tmp_path / "part"), files, {}, []).to_json())
+    ranks[1] = RankPlan((tmp_path / "damaged.json",))
+    task = batches.Batch(tmp_path, tmp_path / "part", ranks).to_json()
+    batches.prepare_batch(task)
     assert json.loads((tmp_path / "part" / "part.json").read_text())["ranks"] == [0, 2, 3]
-    ranks = batches._read_ranks(batches.Batch(str(tmp_path / "new"), "", files, {}, []))
     counts = []
-    for _ in ranks:
+    for _ in read_ranks(json.loads(task), RankFolder(tmp_path / "new")):
         gc.collect()
         counts.append(sum(isinstance(item, Trace) for item in gc.get_objects()))
     assert counts[1:] == counts[:1] * 2

@@ -81,14 +81,14 @@ def test_it_is_turned_into_parquet_once(run: Path, cached: Path, monkeypatch: py
     for _ in range(2):
         assert etloom.open(file, lazy=True)[0].events.height == 7
     assert made == [file]
-    (entry,) = cached.glob("[!.]*")
+    (entry,) = cached.glob("runs/run=*/rank=0")
     (entry / "events.parquet").unlink()
     assert etloom.open(file, lazy=True)[0].events.height == 7
     assert made == [file, file]
 
 
 def test_links_of_another_verb_are_reused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading.rank_stores, "MIN_SECONDS_TO_CACHE", -1)
+    monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     monkeypatch.setattr(loading.plan, "MIN_TEXT_BYTES_TO_CACHE", 0)
     file = run / "kineto_trace_0.json"
     linked = etloom.open(file)

@@ -52,7 +52,7 @@ def evictable(job: Job) -> list[bool]:
 
 
 def entries() -> list[Path]:
-    return list(cache.cache_folder().glob("*/meta.json"))
+    return list(cache.cache_folder().glob("runs/run=*/rank=*/meta.json"))
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etloom import cli
-from etloom.loading import plan, rank_stores
+from etloom.loading import executor, plan
 
 
 def main(words: Sequence[str]) -> int:
-    rank_stores.MIN_SECONDS_TO_CACHE = 0.0
+    executor.MIN_SECONDS_TO_CACHE = 0.0
     plan.MIN_TEXT_BYTES_TO_CACHE = 0
     return cli.main(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
@@ -121,23 +122,28 @@ def open(
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
-    cached = _open_cached(Path(path), options, rank_pattern, for_report)
-    return loading.load_path(Path(path), options, rank_pattern) if cached is None else cached
+    return _open_path(Path(path), options, rank_pattern, for_report)
 
 
-def _open_cached(path: Path, options: LoadOptions, rank_pattern: str | None, for_report: bool) -> Job | None:
-    """Open a run of many ranks from the cache, to which it may be added; None if that is not possible."""
+def _open_path(path: Path, options: LoadOptions, rank_pattern: str | None, for_report: bool) -> Job:
+    """Open a run; one of many ranks from the cache with its answers, to which they may be added."""
     from etloom import loading
 
     files = loading.list_ranked_files(path, rank_pattern)
-    if len(files) < loading.MIN_REPORTED_RANKS:
-        return None
-    from etloom.exports.store import open_cached_run
+    if len(files) >= loading.MIN_REPORTED_RANKS and options.use_cache and not options.linking:
+        from etloom.exports.store import AddOptions, open_cached_run
 
-    keeps_all = len(files) >= loading.MIN_CACHED_RANKS
-    has_processes = (options.jobs or os.cpu_count() or 1) > 1 or options.engine != "local"
-    is_added = keeps_all or (for_report and has_processes)
-    return open_cached_run(path, files, options, rank_pattern, is_added=is_added, keeps_all=keeps_all)
+        jobs, engine = options.jobs, options.engine
+        keeps_all = len(files) >= loading.MIN_CACHED_RANKS
+        has_processes = (jobs or os.cpu_count() or 1) > 1 or engine != "local"
+        adding = AddOptions(None, jobs, rank_pattern, options.progress, engine, for_report=not keeps_all)
+        is_added = keeps_all or (for_report and has_processes)
+        if (cached := loading.find_cached_run(path, rank_pattern)) is not None:
+            job = open_cached_run(path, files, cached, options, adding if is_added else None)
+            if job is not None:
+                return job
+            options = replace(options, rank_folder=cached)
+    return loading.load_path(path, options, rank_pattern)
 
 
 @verb

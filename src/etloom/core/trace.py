@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import (
     Callable,
-    Collection,
     Hashable,
     Iterable,
     Iterator,
@@ -33,23 +32,27 @@ _Result = TypeVar("_Result")
 class Results(dict[tuple[Any, ...], Any]):
     """Results of `Trace.compute_once` by function and arguments.
 
-    Attributes:
-        stored: results that need not be computed; each may be loaded when it is looked up.
-        large: functions whose stored results are not held here: of many ranks they would fill the memory.
+    Args:
+        stored: results that need not be computed. They are looked up at each call: of many ranks they would fill the
+            memory.
+        track: called with these results, and with those of each Trace that has the same loaders; the owner of the
+            loaders can so drop results together with tables.
     """
 
-    __slots__ = ("__weakref__", "large", "stored")
+    __slots__ = ("__weakref__", "stored", "track")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        stored: Mapping[tuple[Any, ...], Any] = MappingProxyType({}),
+        track: Callable[[Results], object] | None = None,
+    ) -> None:
         super().__init__()
-        self.stored: Mapping[tuple[Any, ...], Any] = {}
-        self.large: Collection[Callable[..., Any]] = ()
+        self.stored, self.track = stored, track
+        if track is not None:
+            track(self)
 
     def __missing__(self, key: tuple[Any, ...]) -> Any:
-        result = self.stored[key]
-        if key[0] not in self.large:
-            self[key] = result
-        return result
+        return self.stored[key]
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in self.stored
@@ -143,14 +146,13 @@ class Trace(TableAttributes):
         meta: Facts about the recording.
         loaders: Loaders of the tables that are stored elsewhere, by name. Such a table is loaded at each access, so
             that it takes no memory in between; ``tables`` take precedence.
-        new_results: Creates the mapping that holds the results of `compute_once`; an owner of loaders passes it to be
-            able to drop results together with tables.
+        results: Results of `compute_once` of the same tables.
 
     Raises:
         UnknownName: A table is not declared.
     """
 
-    __slots__ = ("_loaders", "_meta", "_new_results", "_results", "_tables")
+    __slots__ = ("_loaders", "_meta", "_results", "_tables")
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class Trace(TableAttributes):
         meta: Mapping[str, Any] | None = None,
         *,
         loaders: Mapping[str, TableLoader] | None = None,
-        new_results: Callable[[], Results] = Results,
+        results: Results | None = None,
     ) -> None:
         checked: dict[str, pl.DataFrame] = {}
         for name, frame in (tables or {}).items():
@@ -170,8 +172,7 @@ class Trace(TableAttributes):
             _check_name(name)
         self._tables = checked
         self._loaders = {name: loader for name, loader in (loaders or {}).items() if name not in checked}
-        self._new_results = new_results
-        self._results = new_results()
+        self._results = Results() if results is None else results
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -279,35 +280,30 @@ class Trace(TableAttributes):
         """Return whether `compute_once` returns this result without computing it."""
         return (function, *arguments) in self._results
 
-    def with_stored_results(
-        self, results: Mapping[tuple[Any, ...], Any], large: Collection[Callable[..., Any]] = ()
-    ) -> Trace:
+    @property
+    def results(self) -> Results:
+        """The results of `compute_once`; a Trace with the same tables may share them."""
+        return self._results
+
+    def with_stored_results(self, stored: Mapping[tuple[Any, ...], Any]) -> Trace:
         """Return a copy of the trace with results that `compute_once` returns instead of computing them.
 
-        Args:
-            results: (function, arguments...) -> result, which may be loaded when it is looked up.
-            large: functions whose results are looked up at each call: of many ranks they would fill the memory.
+        ``stored``: (function, arguments...) -> result, which may be loaded when it is looked up, at each call.
         """
         copy = self.replace()
-        copy._results.stored, copy._results.large = results, large
+        copy._results.stored = stored
         return copy
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
         """Return a Trace with these tables and entries of meta replaced; the rest is shared."""
         replaced = Trace(
-            tables, {**self._meta, **(meta or {})}, loaders=self._loaders, new_results=self._new_results
+            tables,
+            {**self._meta, **(meta or {})},
+            loaders=self._loaders,
+            results=Results(track=self._results.track),
         )
         replaced._tables = {**self._tables, **replaced._tables}  # those of this Trace are checked
         return replaced
-
-    def replace_loaders(
-        self, loaders: Mapping[str, TableLoader], new_results: Callable[[], Results], stats: pl.DataFrame
-    ) -> Trace:
-        """Return the same Trace, of which other loaders load the stored tables, except for the ``stats``."""
-        tables = {**self._tables, "stats": stats}
-        trace = Trace(tables, self._meta, loaders=loaders, new_results=new_results)
-        trace._results.stored, trace._results.large = self._results.stored, self._results.large
-        return trace
 
     def count(self, name: str, count: int, example: str | None = None, severity: str = "info") -> Trace:
         """Return a Trace with one more row of stats; the same Trace if count is 0."""

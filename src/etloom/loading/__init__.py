@@ -7,10 +7,10 @@ folder_contents           the files of a folder: converted copies, the workload 
 plan                      `LoadPlan`: for each rank where its tables come from and where they are kept
 executor                  the execution of a plan, ranks in parallel
 engines, worker           tasks in processes or on a Ray cluster
-reading_tasks             ranks that tasks read into the cache
+reading_tasks             ranks that tasks read into a folder of ranks
 file_reading              one file into memory, or to Parquet in bounded memory
-cache                     linked traces as Parquet in the user's cache folder
-rank_stores               ranks in the cache or in the folder of a store, and which of their tables are in memory
+cache                     the store of runs in the user's cache folder: keys, runs in use, limit of its size
+rank_stores               folders of linked ranks (in the cache, in a store), and which tables are in memory
 consistency               contradictions between the files of a run, as rows of stats
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from etloom import formats
 from etloom.core.trace import Job
 from etloom.core.urls import describe_path
-from etloom.loading import consistency
+from etloom.loading import cache, consistency
 from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.executor import add_rank_stats, execute_plan
 from etloom.loading.file_names import find_companion_rank, find_rank_in_name, list_ranked_files
@@ -31,12 +31,14 @@ from etloom.loading.file_reading import Progress
 from etloom.loading.folder_contents import find_captures
 from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
+from etloom.loading.rank_stores import CachedRun
 
 __all__ = [
     "MIN_CACHED_RANKS",
     "MIN_REPORTED_RANKS",
     "LoadOptions",
     "Progress",
+    "find_cached_run",
     "list_ranked_files",
     "load_folder",
     "load_path",
@@ -50,6 +52,12 @@ MIN_REPORTED_RANKS = 64
 """The same for runs that are opened for a report, which needs these answers."""
 MIN_TASK_RANKS = 64
 """Fewer ranks are read by threads of this process: on two processors, 40 ranks take as long in processes."""
+
+
+def find_cached_run(folder: Path, rank_pattern: str | None) -> CachedRun | None:
+    """Return the place of a run in the cache, by the files in its folder, which are not opened."""
+    key = cache.make_key([], folder, pattern=rank_pattern)
+    return None if key is None else CachedRun(key)
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:

@@ -13,15 +13,17 @@ from etloom.core.machine import run_in_parallel
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
-from etloom.core.version import compute_code_digest
 from etloom.formats import parquet
 from etloom.linker.merging import flag_missing_gpu_events
 from etloom.loading import consistency, file_reading
 from etloom.loading.part_joining import join_parts
 from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
 from etloom.loading.profiler_joining import join_profilers
-from etloom.loading.rank_stores import CachedRanks, RankStore, ResidentTables, leave_on_disk
+from etloom.loading.rank_stores import ResidentTables, leave_on_disk, save_on_disk
 
+MIN_SECONDS_TO_CACHE = 0.5
+"""Runs that take less time to read and link are not cached. Of a run of many ranks, the limit is divided among the
+ranks."""
 _NOT_LINKED = (
     "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "
     "sync_dependencies are empty; etloom link PATH --out RUN.parquet links it, in memory"
@@ -41,7 +43,7 @@ def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
     """
     execution = _Execution(plan, skip_unreadable)
     if (progress := plan.options.progress) is not None:
-        for path in itertools.chain(*((*rank.files, *rank.captures) for rank in plan.ranks.values())):
+        for path in itertools.chain(*(rank.all_files for rank in plan.ranks.values())):
             progress(path, 0)
     job = execution.load_single_file() if None in plan.ranks else execution.load_ranks()
     if job.stored is not None:  # a store holds linked traces only, too many to look at
@@ -82,7 +84,6 @@ class _Execution:
         self.plan = plan
         self.options = plan.options
         self.skip_unreadable = skip_unreadable
-        self.store: RankStore = plan.options.rank_folder or CachedRanks(plan)
         self.resident = ResidentTables(plan.max_table_bytes)
         self.unreadable: dict[Path, EtloomError] = {}
 
@@ -97,8 +98,6 @@ class _Execution:
 
     def load_ranks(self) -> Job:
         """Load all ranks of the plan in parallel and return them as a Job."""
-        if self.options.use_cache and self.plan.uses_cache:
-            compute_code_digest()  # once: threads that start together would all compute it
         loaded = run_in_parallel(self._load, list(self.plan.ranks), self.plan.parallel)
         if any(isinstance(content, Job) for content in loaded.values()):
             return _join_files([content for content in loaded.values() if content is not None])
@@ -132,11 +131,15 @@ class _Execution:
         plan, options = self.plan.ranks[rank], self.options
         if plan.source is Source.PARQUET:
             return self._open_parquet(plan)
+        folder, on_disk = self.plan.folder, plan.storage is not Storage.MEMORY
+        saved = folder.open(rank, lazy=on_disk) if folder is not None else None
+        if saved is not None and options.progress is not None:
+            for path in plan.all_files:
+                options.progress(path, path.stat().st_size)
         if plan.source is Source.LARGE_KINETO:
-            path = plan.files[0]
-            trace = file_reading.open_on_disk(path, options.progress, options.use_cache, options.linking)
+            trace = saved or file_reading.open_on_disk(plan.files[0], options.progress, options.use_cache)
             return flag_missing_gpu_events(trace)
-        if (saved := self.store.open(rank)) is not None:
+        if saved is not None:
             return self._leave_on_disk(saved)
         start = time.monotonic()
         parts = self._read_files(plan.files, is_rank=rank is not None)
@@ -149,9 +152,13 @@ class _Execution:
             trace = self._link(*join_profilers(join_parts(parts)), captures=captures).with_stats(
                 capture_stats
             )
-        is_complete = len(parts) == len(plan.files)
-        saved = self.store.add(rank, trace, time.monotonic() - start, is_complete=is_complete)
-        return self._leave_on_disk(saved, trace)
+        if len(parts) < len(plan.files):  # the next time, they may be readable
+            folder = None
+        if on_disk:
+            saved = save_on_disk(rank, trace, folder)
+        elif folder is not None and time.monotonic() - start > MIN_SECONDS_TO_CACHE / len(self.plan.ranks):
+            folder.add(rank, trace)
+        return self._leave_on_disk(saved, trace) if saved is not None else trace
 
     def _read_files(self, files: Sequence[Path], is_rank: bool) -> list[Trace] | Job:
         """Read the files of one rank; a file that holds several ranks is returned as a Job.

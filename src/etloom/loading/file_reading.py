@@ -6,15 +6,15 @@ left on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from etloom import formats
 from etloom.core.trace import Job, Trace
 from etloom.formats.parquet import writer
 from etloom.loading import cache
+from etloom.loading.rank_stores import CachedRun, save_on_disk
 
 Progress = Callable[[Path, int], None]
 """Called with a file and the number of bytes read of it; first with 0 for every file that will be read."""
@@ -68,9 +68,9 @@ def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) ->
         writer.write_meta(folder, "trace", meta)
 
 
-def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking: Mapping[str, Any]) -> Trace:
-    """Open a large Kineto file with its tables on disk: linked if the cache has it linked, else unlinked."""
-    keys = (
-        [cache.entry_key([path], **linking), cache.entry_key([path], form="parts")] if use_cache else [None]
-    )
-    return cache.open_or_create(keys, lambda folder: spill_to_parquet(path, folder, progress))
+def open_on_disk(path: Path, progress: Progress | None, use_cache: bool) -> Trace:
+    """Open a large Kineto file with its tables on disk, not linked."""
+    key = cache.make_key([path], form="parts") if use_cache else None
+    folder = None if key is None else CachedRun(key)
+    saved = folder.open(None) if folder is not None else None
+    return saved or save_on_disk(None, lambda out: spill_to_parquet(path, out, progress), folder)

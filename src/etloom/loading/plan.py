@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etloom import formats
 from etloom.core.errors import EtloomError
 from etloom.core.machine import available_memory
 from etloom.formats.parquet.store_layout import is_store, is_stored_run
+from etloom.loading import cache
 from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.file_reading import Progress, estimate_text_bytes, is_large
-
-if TYPE_CHECKING:
-    from etloom.loading.rank_stores import RankFolder
+from etloom.loading.rank_stores import CachedRun, RankFolder
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.6
 """Memory of the tables of a linked rank per byte of its text (measured: 0.4 to 0.6)."""
@@ -45,7 +44,7 @@ class LoadOptions:
         max_table_bytes: bytes of memory for tables; default: half of the available memory.
         linking: options of `etloom.linker.link` that differ from the defaults.
         engine: "local", or "ray" to read ranks that are not in the cache on a cluster (`etloom.loading.engines`).
-        rank_folder: a folder that is used instead of the cache.
+        rank_folder: the folder in which ranks are saved; default: with `use_cache`, one in the cache, by the files.
     """
 
     progress: Progress | None = None
@@ -86,6 +85,16 @@ class RankPlan:
     storage: Storage = Storage.MEMORY
     captures: tuple[Path, ...] = ()
 
+    @property
+    def all_files(self) -> tuple[Path, ...]:
+        """Its files and captures."""
+        return *self.files, *self.captures
+
+    def to_absolute(self) -> RankPlan:
+        """Return the plan with absolute paths, for a process with another current folder."""
+        files, captures = (tuple(path.absolute() for path in paths) for paths in (self.files, self.captures))
+        return replace(self, files=files, captures=captures)
+
 
 @dataclass(frozen=True)
 class LoadPlan:
@@ -96,14 +105,15 @@ class LoadPlan:
         options: the caller's options.
         max_table_bytes: bytes of memory for evictable tables.
         parallel: number of ranks read at a time.
-        uses_cache: False if the files are read about as quickly as their cache entries would be.
+        folder: where ranks are opened if they are there, else saved; None if the cache is not used, or if the files are
+            read about as quickly as from the cache.
     """
 
     ranks: Mapping[int | None, RankPlan]
     options: LoadOptions
     max_table_bytes: int
     parallel: int = 1
-    uses_cache: bool = True
+    folder: RankFolder | None = None
 
 
 def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -> LoadPlan:
@@ -124,9 +134,8 @@ def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -
         source, storage = Source.PARQUET, Storage.EVICTABLE
     plan = RankPlan((path,), source, storage, tuple(captures))
     text_bytes = sum(estimate_text_bytes(file) for file in (path, *captures) if file.is_file())
-    return LoadPlan(
-        {None: plan}, options, max_table_bytes, uses_cache=not _reads_quickly([plan], text_bytes, options)
-    )
+    folder = _choose_folder({None: plan}, text_bytes, options)
+    return LoadPlan({None: plan}, options, max_table_bytes, folder=folder)
 
 
 def plan_ranks(
@@ -149,7 +158,8 @@ def plan_ranks(
     ]
     table_bytes = sum(text_bytes) * _TABLE_BYTES_PER_TEXT_BYTE
     exceeds_memory = len(files_by_rank) > 1 and table_bytes > max_table_bytes
-    storage = Storage.EVICTABLE if exceeds_memory or options.rank_folder is not None else Storage.MEMORY
+    is_stored = options.rank_folder is not None and not options.rank_folder.is_cache
+    storage = Storage.EVICTABLE if exceeds_memory or is_stored else Storage.MEMORY
     ranks: dict[int | None, RankPlan] = {}
     for rank, paths in files_by_rank.items():
         if options.lazy and len(paths) == 1 and is_large(paths[0]):
@@ -160,8 +170,24 @@ def plan_ranks(
     capture_bytes = sum(
         estimate_text_bytes(path) for paths in captures.values() for path in paths if path.is_file()
     )
-    uses_cache = not _reads_quickly(ranks.values(), sum(text_bytes) + capture_bytes, options)
-    return LoadPlan(ranks, options, max_table_bytes, parallel, uses_cache)
+    folder = _choose_folder(ranks, sum(text_bytes) + capture_bytes, options)
+    return LoadPlan(ranks, options, max_table_bytes, parallel, folder)
+
+
+def _choose_folder(
+    ranks: Mapping[int | None, RankPlan], text_bytes: int, options: LoadOptions
+) -> RankFolder | None:
+    """Choose the folder in which the ranks of a run, with ``text_bytes`` of text in all, are saved."""
+    if (folder := options.rank_folder) is not None and not folder.is_cache:
+        return None if None in ranks else folder  # the rank of a single file is known once it is read
+    if not options.use_cache or _reads_quickly(ranks.values(), text_bytes, options):
+        return None
+    if folder is not None:
+        return folder
+    files = [path for part in ranks.values() for path in part.all_files]
+    counts = [(rank, len(part.files), len(part.captures)) for rank, part in ranks.items()]
+    key = cache.make_key(files, ranks=counts, **options.linking)
+    return None if key is None else CachedRun(key)
 
 
 def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOptions) -> bool:
@@ -171,7 +197,7 @@ def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOpti
     for plan in plans:
         if plan.source is not Source.FILES or plan.storage is not Storage.MEMORY:
             return False
-        for path in (*plan.files, *plan.captures):
+        for path in plan.all_files:
             try:
                 if not path.is_file() or formats.detect_format(path, "kineto") not in PARSED_NATIVELY:
                     return False

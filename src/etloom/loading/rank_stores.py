@@ -1,118 +1,156 @@
-"""Stores of linked ranks, which are opened instead of read again, and the tables of stored ranks in memory.
+"""Folders of linked ranks, which are opened instead of read again, and the tables of saved ranks in memory.
 
-A run that is loaded uses the user's cache; a run that is being added to a store uses the store's folder. Tables that
-stay on disk are loaded on access, and evicted when memory is short, least recently used ranks first. The memory of a
-verb then depends on the number of ranks that it needs at a time, not on the number of ranks of the run.
+A run that is loaded uses a folder in the user's cache, or a temporary one; a run that is being added to a store uses a
+folder there. Tables that stay on disk are loaded on access, and evicted when memory is short, least recently used ranks
+first. The memory of a verb then depends on the number of ranks that it needs at a time, not on the number of ranks of
+the run.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 
-from etloom.core.names import list_user_files
+from etloom.core.errors import EtloomError, ReadError
 from etloom.core.trace import SMALL_ROWS, Job, Results, TableLoader, Trace
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
 from etloom.loading import cache
-from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Storage
 
-MIN_SECONDS_TO_CACHE = 0.5
-"""Runs that take less time to read and link are not cached. Of a run of many ranks, the limit is divided among the
-ranks."""
+Write = Callable[[Path], None]
+"""Writes the tables of a rank to a new folder."""
 
 
-class RankStore(Protocol):
-    """Opens ranks that were saved, and saves those that were read; rank None is a single file without a rank."""
-
-    def open(self, rank: int | None) -> Trace | None:
-        """Return a saved rank, in memory or with its tables on disk; None if it is not saved."""
-
-    def add(self, rank: int | None, trace: Trace, seconds: float, *, is_complete: bool) -> Trace:
-        """Save a rank that took ``seconds`` to read and link; return it, in memory or with its tables on disk.
-
-        ``is_complete``: all of its files could be read.
-        """
-
-
-@dataclass(frozen=True)
 class RankFolder:
     """A folder with the linked tables of each rank as ``rank=N``, whose source files did not change meanwhile.
 
-    Attributes:
-        folder: the folder.
+    Args:
+        folder: the folder; rank None is a single file, which may state its rank.
         packs: the tables of a small rank are one file, which is faster, and only this program reads.
         results: rank -> results of `Trace.compute_once` that need not be computed, of ranks that the folder has.
+
+    The tables of its ranks keep it alive.
     """
 
-    folder: Path
-    packs: bool = False
-    results: Mapping[int, Mapping[tuple[Any, ...], Any]] = field(default_factory=dict)
+    is_cache = False
 
-    def open(self, rank: int | None) -> Trace | None:
-        """Return a saved rank with its tables on disk; None if it is not saved."""
-        if rank is None or not parquet.sniff_folder(self._locate(rank)):
+    def __init__(
+        self,
+        folder: Path,
+        packs: bool = False,
+        results: Mapping[int, Mapping[tuple[Any, ...], Any]] = MappingProxyType({}),
+    ) -> None:
+        self.folder, self._packs, self._results = folder, packs, results
+
+    def locate(self, rank: int | None) -> Path:
+        """Return the folder of a rank; it need not exist."""
+        return self.folder / f"rank={rank or 0}"
+
+    def has(self, rank: int | None) -> bool:
+        """Return whether a rank is saved."""
+        return parquet.sniff_folder(self.locate(rank))
+
+    def open(self, rank: int | None, *, lazy: bool = True) -> Trace | None:
+        """Return a saved rank, with ``lazy`` with its tables on disk; None if it is not saved."""
+        if not self.has(rank):
             return None
-        trace = parquet.open_saved(self._locate(rank))
-        return trace.with_stored_results(self.results[rank]) if rank in self.results else trace
+        trace = parquet.read(self.locate(rank), lazy=lazy, owner=self)
+        assert isinstance(trace, Trace)
+        results = None if rank is None else self._results.get(rank)
+        return trace if results is None else trace.with_stored_results(results)
 
-    def add(self, rank: int | None, trace: Trace, seconds: float, *, is_complete: bool) -> Trace:
-        """Save a rank, however long it took; a file of several ranks stays in memory."""
-        if rank is None:
-            return trace
-        writer.write(trace.replace(meta={"rank": rank}), self._locate(rank), packs=self.packs)
-        return parquet.open_saved(self._locate(rank))
+    def add(self, rank: int | None, content: Trace | Write) -> bool:
+        """Save a rank, given its trace or what writes it; return whether it was saved. Raises what writing raises."""
+        if isinstance(content, Trace):
+            is_numbered = rank is None or content.rank is not None
+            content = content if is_numbered else content.replace(meta={"rank": rank})
+            content = partial(writer.write, content, packs=self._packs)
+        return self._save(rank, content)
 
-    def _locate(self, rank: int) -> Path:
-        return self.folder / f"rank={rank}"
-
-
-class CachedRanks:
-    """The ranks of a plan in the user's cache: complete, and only if they are slow to read or exceed the memory."""
-
-    def __init__(self, plan: LoadPlan) -> None:
-        self._plan = plan
-
-    def open(self, rank: int | None) -> Trace | None:
-        """Return a cached rank, with its tables on disk if all ranks exceed the memory; None if it is not cached."""
-        plan, key = self._plan.ranks[rank], self._make_key(rank)
-        cached = cache.open_entry(key) if plan.storage is Storage.EVICTABLE else cache.load_entry(key)
-        progress = self._plan.options.progress
-        if cached is not None and progress is not None:
-            for path in (*plan.files, *plan.captures):
-                progress(path, path.stat().st_size)
-        return cached
-
-    def add(self, rank: int | None, trace: Trace, seconds: float, *, is_complete: bool) -> Trace:
-        """Cache a complete rank that took long; if all ranks exceed the memory, its tables stay on disk in any case."""
-        key = self._make_key(rank) if is_complete else None
-        if self._plan.ranks[rank].storage is Storage.EVICTABLE:
-            return cache.open_or_create([key], partial(writer.write, trace, packs=True))
-        if seconds > MIN_SECONDS_TO_CACHE / len(self._plan.ranks):
-            cache.store_entry(key, trace)
-        return trace
-
-    def _make_key(self, rank: int | None) -> str | None:
-        plan = self._plan
-        return make_entry_key(rank, plan.ranks[rank], plan.options) if plan.uses_cache else None
+    def _save(self, rank: int | None, write: Write) -> bool:
+        write(self.locate(rank))
+        return True
 
 
-def make_entry_key(rank: int | None, plan: RankPlan, options: LoadOptions) -> str | None:
-    """Return the cache key of a rank's files and options; None if they cannot be cached."""
-    facts: dict[str, Any] = {} if rank is None else {"rank": rank}
-    if names := list_user_files():
-        facts["names"] = names
-    if not options.use_cache:
-        return None
-    return cache.entry_key((*plan.files, *plan.captures), **facts, **options.linking)
+class CachedRun(RankFolder):
+    """A run in the user's cache; after an error of the cache (a full disk, a damaged rank) the rank is not saved."""
+
+    is_cache = True
+
+    def __init__(self, key: str) -> None:
+        super().__init__(cache.locate_run(key), packs=True)
+        self.key = key
+        self._lease: cache.Lease | None = None
+
+    def open(self, rank: int | None, *, lazy: bool = True) -> Trace | None:
+        """Return a saved rank, with ``lazy`` with its tables on disk; remove it if it is damaged, and return None."""
+        if not self.has(rank):
+            return None
+        try:
+            if lazy:
+                self.hold(self.locate(rank))
+            else:
+                cache.mark_used(self.folder)
+            return super().open(rank, lazy=lazy)
+        except (OSError, EtloomError):
+            cache.remove(self.locate(rank))
+            return None
+
+    def _save(self, rank: int | None, write: Write) -> bool:
+        """Return False if the cache has no room or cannot be written."""
+        if self.has(rank):  # another process was faster
+            return True
+        if not cache.has_room():
+            return False
+        try:
+            write(self.locate(rank))
+        except cache.WRITE_ERRORS:
+            return False
+        cache.register_write(self.hold(self.locate(rank)))
+        return True
+
+    def hold(self, part: Path | None = None) -> int:
+        """Keep the run in the cache as long as this object lives; count the size of ``part``, returned, as in use."""
+        if self._lease is None:
+            self._lease = cache.Lease(self.folder)
+        return 0 if part is None else self._lease.cover(part)
+
+    def release(self) -> None:
+        """Let the run be removed from the cache, if nothing else has it open."""
+        self._lease = None
+
+
+def save_on_disk(rank: int | None, content: Trace | Write, folder: RankFolder | None) -> Trace:
+    """Save a rank in ``folder``, else in a temporary folder, and open it with its tables on disk.
+
+    The temporary folder is removed with the Trace. ``content``: see `RankFolder.add`. Raises ReadError if no disk has
+    enough space.
+    """
+    if folder is not None and folder.add(rank, content) and (saved := folder.open(rank)) is not None:
+        return saved
+    place = Path(tempfile.mkdtemp(prefix="etloom-"))
+    temporary = RankFolder(place, packs=True)
+    weakref.finalize(temporary, shutil.rmtree, place, ignore_errors=True)  # also when the process ends
+    try:
+        temporary.add(rank, content)
+    except cache.WRITE_ERRORS as error:
+        raise ReadError(
+            f"cannot write the tables of a trace: {str(error).partition(chr(10))[0]}",
+            where=place,
+            remedy="set TMPDIR to a folder on a disk with enough space",
+        ) from None
+    saved = temporary.open(rank)
+    assert saved is not None
+    return saved
 
 
 class ResidentTables:
@@ -139,7 +177,9 @@ class ResidentTables:
         rank = _RankTables(self, {name: it for name, it in trace.loaders.items() if name != "stats"})
         rank.frames.update((name, frames[name]) for name in rank.loaders if name in frames)
         rank.use(sum(int(frame.estimated_size()) for frame in rank.frames.values()))
-        return trace.replace_loaders(rank.loaders, rank.new_results, stats=trace.table("stats"))
+        tables = {name: trace.table(name) for name in trace.table_names if name not in rank.loaders}
+        results = Results(trace.results.stored, rank.track)
+        return Trace(tables, trace.meta, loaders=rank.loaders, results=results)
 
     def use(self, rank: _RankTables, added_bytes: int) -> None:
         """Record an access that loaded ``added_bytes`` bytes of a rank; evict other ranks if the limit is exceeded."""
@@ -167,12 +207,10 @@ class _RankTables:
         self._results: list[weakref.ref[Results]] = []
         self.loaders = {name: ResidentTable(self, name, loader) for name, loader in stored.items()}
 
-    def new_results(self) -> Results:
-        """Create an empty mapping for the results of a trace, which is cleared when the rank is evicted."""
-        results = Results()
+    def track(self, results: Results) -> None:
+        """Remember the results of a trace of the rank, which are dropped when the rank is evicted."""
         self._results = [reference for reference in self._results if reference() is not None]
         self._results.append(weakref.ref(results))
-        return results
 
     def use(self, added_bytes: int) -> None:
         """Record an access to a table of the rank, for which ``added_bytes`` bytes were loaded (0 if in memory)."""

@@ -5,7 +5,7 @@ batches      the ranks that one process prepares
 worker       the process that prepares one batch
 summaries    the answers that are stored
 rank_results what questions to all ranks need of each rank, kept while its batch has it in memory
-cached_runs  runs of many ranks in the cache, each a run of a store there
+cached_runs  answers of runs of many ranks in the cache
 host_delays  ranks, hosts and racks that delay others, over the runs of a store
 
 `etloom.formats.parquet.store_layout` describes the files.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import polars as pl
 from etloom import formats
 from etloom.analyses.run_info import describe_run
 from etloom.core.errors import EtloomError
-from etloom.core.names import list_user_files
 from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
@@ -48,6 +47,12 @@ from etloom.loading import LoadOptions, Progress, cache, load_folder, load_path
 from etloom.loading.engines import count_cpus, is_remote, run_in_processes, run_on_ray
 from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
 from etloom.loading.rank_stores import RankFolder
+from etloom.loading.reading_tasks import TaskProgress
+
+MAX_TABLE_BYTES = 256_000_000
+"""Memory for the tables of ranks, of which the most recently used ones stay loaded."""
+PARTS = "parts"
+"""The folder with the analysis results of each batch of ranks, while a run is prepared."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,7 @@ class AddOptions:
         rank_pattern: regular expression for the file names with one group, the rank.
         progress: see `etloom.loading.Progress`.
         engine: "local", or "ray" to read ranks on a cluster, whose hosts see the run and the store under these paths.
-        waits: wait while another process adds a run of this name, instead of refusing.
         for_report: compute only what a report needs; other questions are answered from the tables.
-        resumable: keep what was prepared if the addition fails, so that the next one goes on where it stopped.
     """
 
     name: str | None = None
@@ -70,8 +73,6 @@ class AddOptions:
     rank_pattern: str | None = None
     progress: Progress | None = None
     engine: str = "local"
-    waits: bool = False
-    resumable: bool = True
     for_report: bool = False
 
 
@@ -110,7 +111,7 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
     source = describe_source(run, options.rank_pattern)
     open_store(store, create=True)
     stage = Staging(store, name, source.key)
-    with stage.locked(options.waits) as lock:
+    with stage.locked() as lock:
         published = stage.read_published()
         if published is not None:
             if published.get("key") == source.key:
@@ -118,7 +119,7 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
             _check_same_source(published, run, stage)
         try:
             if not is_stored_run(stage.folder):
-                _prepare(source, stage, options, lock)
+                prepare_run(source, stage.folder, options, lock)
             ranks = tuple(read_json(stage.folder / "meta.json").get("ranks", ()))
             stage.publish()
         except (OSError, pl.exceptions.PolarsError) as error:
@@ -129,9 +130,6 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
                 where=store,
                 remedy="free space there and add the run again; it goes on where it stopped",
             ) from error
-        finally:
-            if not options.resumable:
-                stage.discard()
     return AddedRun(name, stage.target, ranks, True, has_replaced=published is not None)
 
 
@@ -149,39 +147,46 @@ def _check_same_source(published: dict[str, Any], run: Path, stage: Staging) -> 
         )
 
 
-def _prepare(source: Source, stage: Staging, options: AddOptions, lock: int) -> None:
-    """Write tables, analysis results and, last, the manifest of a run to its staging folder."""
+def prepare_run(source: Source, folder: Path, options: AddOptions, lock: int) -> None:
+    """Write tables, analysis results and, last, the manifest of a run to a folder.
+
+    Args:
+        source: the run.
+        folder: the folder; ranks and results of batches that are there are not computed again.
+        options: as for `add_run`.
+        lock: descriptor of a file that is locked as long as a process works.
+    """
     jobs = options.jobs or count_cpus(options.engine)
-    stage.parts.mkdir(parents=True, exist_ok=True)
+    parts_folder = folder / PARTS
+    parts_folder.mkdir(parents=True, exist_ok=True)
     progress = options.progress
     is_split = jobs > 1 or is_remote(options.engine)
     if source.discovered is not None and is_split and len(source.discovered.ranks) > batches.MIN_RANKS:
-        pending = batches.list_batches(source.discovered, stage.folder, stage.parts, jobs, options.for_report)
-        _report_files(
-            (file for batch in pending for files in batch.files.values() for file in files), progress
-        )
+        pending = batches.list_batches(source.discovered, folder, parts_folder, jobs, options.for_report)
+        task_progress = TaskProgress(progress, (file for batch in pending for file in batch.files))
 
         def report(index: int) -> None:
-            _report_batch(pending[index], progress)
+            task_progress.complete(pending[index].files)
 
         texts = [batch.to_json() for batch in pending]
         if is_remote(options.engine):
             run_on_ray(batches.prepare_batch, texts, report)
         else:  # the run stays locked as long as one of the processes works
             run_in_processes(batches.prepare_batch, texts, jobs, report, pass_fds=(lock,))
-        progress = None
-    job = _open_staged(source, stage, options, jobs, progress)
-    parts = _complete_parts(job, stage, options.for_report)
-    folder = stage.folder / SUMMARIES
-    folder.mkdir(exist_ok=True)
-    entries = summaries.write_rank_answers(parts, stage.folder)
+        progress = task_progress
+    job = _open_prepared(source, folder, options, jobs, progress)
+    parts = _complete_parts(job, parts_folder, options.for_report)
+    answers = folder / SUMMARIES
+    answers.mkdir(exist_ok=True)
+    entries = summaries.write_rank_answers(parts, folder)
     job = attach_results(job, parts)
-    job_entries, skipped = summaries.write_job_answers(job, stage.folder, options.for_report)
+    job_entries, skipped = summaries.write_job_answers(job, folder, options.for_report)
     job = job.with_stats(skipped)
-    write_json(folder / "facts.json", describe_run(job))
+    write_json(answers / "facts.json", describe_run(job))
     writer.write_tables(
-        {folder / "stats.parquet": job.stats, folder / "ranks.parquet": build_rank_table(job)}
+        {answers / "stats.parquet": job.stats, answers / "ranks.parquet": build_rank_table(job)}
     )
+    shutil.rmtree(parts_folder, ignore_errors=True)
     content = {
         "etloom": __version__,
         "code": compute_code_digest(),
@@ -194,8 +199,8 @@ def _prepare(source: Source, stage: Staging, options: AddOptions, lock: int) -> 
         "meta": dict(job.meta),
         "answers": [*entries, *job_entries],
     }
-    content[checksums.KEY] = list_checksums(stage.folder)
-    write_json(stage.folder / "meta.json", content)
+    content[checksums.KEY] = list_checksums(folder)
+    write_json(folder / "meta.json", content)
 
 
 def _original_path(run: Path) -> str:
@@ -204,17 +209,17 @@ def _original_path(run: Path) -> str:
     return describe_path(run.resolve() if stored is None else stored)
 
 
-def _open_staged(
-    source: Source, stage: Staging, options: AddOptions, jobs: int, progress: Progress | None
+def _open_prepared(
+    source: Source, folder: Path, options: AddOptions, jobs: int, progress: Progress | None
 ) -> Job:
-    """Open the run from its ranks' tables in the staging folder; ranks that are missing there are read and saved."""
+    """Open the run from its ranks' tables in a folder; ranks that are missing there are read and saved."""
     load = LoadOptions(
         progress,
         jobs,
         use_cache=False,
-        max_table_bytes=batches.MAX_TABLE_BYTES,
+        max_table_bytes=MAX_TABLE_BYTES,
         rank_folder=RankFolder(
-            stage.folder, options.for_report, open_results(part for part, _ in _list_parts(stage))
+            folder, options.for_report, open_results(part for part, _ in _list_parts(folder / PARTS))
         ),
     )
     if source.discovered is None:
@@ -222,49 +227,34 @@ def _open_staged(
     else:
         job = load_folder(source.path, load, options.rank_pattern, source.discovered)
     for rank, trace in job.items():  # of a file of several ranks, or a folder of Parquet
-        folder = stage.folder / f"rank={rank}"
-        if not sniff_folder(folder):
-            writer.write(trace, folder, packs=options.for_report)
+        if not sniff_folder(folder / f"rank={rank}"):
+            writer.write(trace, folder / f"rank={rank}", packs=options.for_report)
     return Job(job, job.meta, job.run_stats)  # without the answers of a store, which are to be computed
 
 
-def _complete_parts(job: Job, stage: Staging, for_report: bool) -> list[Path]:
+def _complete_parts(job: Job, folder: Path, for_report: bool) -> list[Path]:
     """Return folders with analysis results that cover all ranks; ranks without results are analyzed here."""
     parts, ranks = [], set(job.ranks)
-    for part, members in _list_parts(stage):
+    for part, members in _list_parts(folder):
         if members and members <= ranks:
             parts.append(part)
             ranks -= members
     remaining = sorted(ranks)
     for start in range(0, len(remaining), batches.MAX_RANKS):
         members_left = remaining[start : start + batches.MAX_RANKS]
-        part = stage.parts / f"rest-{members_left[0]}-{members_left[-1]}"
+        part = folder / f"rest-{members_left[0]}-{members_left[-1]}"
         summaries.summarize_ranks(((rank, job[rank]) for rank in members_left), part, for_report)
         parts.append(part)
     return parts
 
 
-def _list_parts(stage: Staging) -> list[tuple[Path, set[int]]]:
+def _list_parts(folder: Path) -> list[tuple[Path, set[int]]]:
     """Return (folder, ranks) of each completed part: a folder with the analysis results of a batch of ranks."""
     return [
         (part, set(read_json(part / "part.json")["ranks"]))
-        for part in sorted(stage.parts.iterdir())
+        for part in sorted(folder.iterdir())
         if (part / "part.json").is_file()
     ]
-
-
-def _report_files(files: Iterable[str], progress: Progress | None) -> None:
-    if progress is not None:
-        for file in files:
-            progress(Path(file), 0)
-
-
-def _report_batch(batch: batches.Batch, progress: Progress | None) -> None:
-    if progress is not None:
-        for files in batch.files.values():
-            for file in map(Path, files):
-                with contextlib.suppress(OSError):  # it was removed
-                    progress(file, file.stat().st_size)
 
 
 # The staging folder in which a run is prepared before it appears in a store: key, lock and publication.
@@ -291,7 +281,7 @@ class Source:
 def describe_source(path: Path, rank_pattern: str | None) -> Source:
     """Find the files of a run and compute its key. Raises ReadError."""
     discovered = None
-    facts: dict[str, Any] = {"store": STORE_VERSION, "names": list_user_files()}
+    facts: dict[str, Any] = {"store": STORE_VERSION}
     if formats.detect_format(path) is not None:
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     else:
@@ -299,7 +289,7 @@ def describe_source(path: Path, rank_pattern: str | None) -> Source:
         by_rank = (*discovered.ranks.values(), *discovered.captures.values())
         files = [file for rank_files in by_rank for file in rank_files]
         facts |= {"pattern": rank_pattern, "card": discovered.card, "run": discovered.run}
-    key = cache.entry_key(files, **facts)
+    key = cache.make_key(files, **facts)
     if key is None:
         raise EtloomError(
             "contains files that cannot be opened", where=path, remedy="add a folder of regular files"
@@ -322,24 +312,16 @@ class Staging:
         self._lock = store / ADDING / f"{name}.lock"
         self._name = name
 
-    @property
-    def parts(self) -> Path:
-        """The folder with the analysis results of each batch of ranks."""
-        return self.folder / "parts"
-
     @contextlib.contextmanager
-    def locked(self, waits: bool = False) -> Iterator[int]:
+    def locked(self) -> Iterator[int]:
         """Hold the lock on the run's name within the context, and yield the descriptor of the lock file.
-
-        Args:
-            waits: wait while another process holds it.
 
         Raises:
             EtloomError: another process adds a run of this name.
         """
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w") as file:
-            if not _lock_file(file.fileno(), waits):
+            if not lock_file(file.fileno()):
                 raise EtloomError(
                     f"run {self._name!r} is being added by another process",
                     where=self.target.parent,
@@ -353,7 +335,6 @@ class Staging:
 
     def publish(self) -> None:
         """Move the complete run to its name in the store, and remove the remains of earlier attempts."""
-        shutil.rmtree(self.parts, ignore_errors=True)
         for scratch in self.folder.glob(".*"):  # of processes that were killed
             shutil.rmtree(scratch, ignore_errors=True)
         old = self.folder.with_name(f"{self._name}-replaced")
@@ -365,13 +346,9 @@ class Staging:
             if len(rest.name) == len(self.folder.name) or rest == old:
                 shutil.rmtree(rest, ignore_errors=True)
 
-    def discard(self) -> None:
-        """Remove the staging folder, if the run has not been moved to its name in the store."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
-
-def _lock_file(descriptor: int, waits: bool) -> bool:
-    """Lock an open file until it is closed; return False if another process holds the lock."""
+def lock_file(descriptor: int, waits: bool = False) -> bool:
+    """Lock an open file until it is closed; return False if another process holds the lock and this is not to wait."""
     try:
         import fcntl
     except ImportError:  # a system without locks

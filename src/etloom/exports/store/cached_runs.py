@@ -1,78 +1,72 @@
-"""Cache runs of many ranks as runs of a store in the cache folder, so that a run is read and linked only once."""
+"""Add the answers of a store to runs of many ranks in the cache, whose ranks are then loaded on demand."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from etloom.core.errors import EtloomError
-from etloom.core.names import list_user_files
 from etloom.core.trace import Job
-from etloom.exports.store.adding import AddOptions, add_run
+from etloom.exports.store.adding import AddOptions, describe_source, lock_file, prepare_run
 from etloom.formats import parquet
-from etloom.formats.parquet.store_layout import is_stored_run, run_folder
+from etloom.formats.parquet.store_layout import is_stored_run
 from etloom.loading import LoadOptions, cache
 from etloom.loading.file_reading import estimate_text_bytes
 from etloom.loading.plan import limit_table_bytes
-from etloom.loading.rank_stores import leave_on_disk
+from etloom.loading.rank_stores import CachedRun, leave_on_disk
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 """Size of a stored run per byte of the text of its traces (measured: 0.05)."""
 
 
 def open_cached_run(
-    folder: Path,
+    path: Path,
     files: Sequence[Path],
+    cached: CachedRun,
     options: LoadOptions,
-    rank_pattern: str | None,
-    *,
-    is_added: bool,
-    keeps_all: bool,
+    adding: AddOptions | None,
 ) -> Job | None:
-    """Open a run of many ranks from the cache.
+    """Open a run with answers from the cache.
 
     Args:
-        folder: the run.
+        path: the run.
         files: a trace of each rank.
+        cached: the run in the cache.
         options: how to load it.
-        rank_pattern: see `etloom.loading.discover_ranks`.
-        is_added: add it to the cache if it is not there.
-        keeps_all: add it with all answers that a store keeps, not only with those that a report needs.
+        adding: how to add its answers to the cache if they are not there; None: not at all.
 
     Returns:
-        The run; None if it is not there and not added, if the options or the cache do not allow this, or if it cannot
-        be read, for a reason that the usual way of loading reports.
+        The run; None if its answers are not there and not added, if the cache does not allow this, or if it cannot be
+        read, for a reason that the usual way of loading reports.
     """
-    if not options.use_cache or options.linking:
-        return None
-    store = cache.cache_folder() / cache.RUNS
-    try:
-        key = cache.folder_key(folder, pattern=rank_pattern, names=list_user_files())
-        entry = run_folder(store, key)
-        if not is_stored_run(entry):
-            if not is_added or not cache.has_room(
-                int(sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE)
-            ):
+    folder = cached.folder
+    with contextlib.suppress(*cache.WRITE_ERRORS, EtloomError):
+        if not is_stored_run(folder):
+            text_bytes = sum(map(estimate_text_bytes, files))
+            if adding is None or not cache.has_room(int(text_bytes * _TABLE_BYTES_PER_TEXT_BYTE)):
                 return None
-            adding = AddOptions(
-                key,
-                options.jobs,
-                rank_pattern,
-                options.progress,
-                options.engine,
-                waits=True,
-                resumable=False,
-                for_report=not keeps_all,
-            )
-            add_run(folder, store, adding)
-            cache.register_entry(entry)
+            _add_answers(path, cached, adding)
         elif options.progress is not None:
             for file in files:
                 options.progress(file, 0)
             for file in files:
                 options.progress(file, file.stat().st_size)
-        run = parquet.read(entry, lazy=True, owner=cache.hold_entry(entry))
+        cached.hold(folder)
+        run = parquet.read(folder, lazy=True, owner=cached)
         assert isinstance(run, Job)
         return run if options.lazy else leave_on_disk(run, limit_table_bytes(options))
-    except (*cache.WRITE_ERRORS, EtloomError):
-        return None
+    cached.release()
+    cache.remove_unused(folder)
+    return None
+
+
+def _add_answers(path: Path, cached: CachedRun, options: AddOptions) -> None:
+    """Complete a run in the cache, unless another process does, which is waited for."""
+    folder = cached.folder
+    cached.hold()
+    with (folder / ".adding").open("w") as file:
+        lock_file(file.fileno(), waits=True)
+        if not is_stored_run(folder):
+            prepare_run(describe_source(path, options.rank_pattern), folder, options, file.fileno())
+            cache.register_write(cached.hold(folder))

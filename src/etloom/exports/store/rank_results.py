@@ -60,7 +60,6 @@ class RankResult:
         arguments: its further arguments, given the rank.
         encode: returns the result as a table.
         decode: returns the result of a table.
-        is_large: it is not held in memory for all ranks.
         is_compared: only comparisons of runs need it.
     """
 
@@ -69,7 +68,6 @@ class RankResult:
     arguments: Callable[[int], tuple[Any, ...]] = lambda rank: ()
     encode: Callable[[Any], pl.DataFrame] = lambda result: result
     decode: Callable[[pl.DataFrame], Any] = lambda table: table
-    is_large: bool = False
     is_compared: bool = False
 
     def key(self, rank: int) -> tuple[Any, ...]:
@@ -200,7 +198,7 @@ def _for_own_steps(rank: int) -> tuple[None]:
 
 RESULTS = (
     RankResult("participations", list_participations, lambda rank: (rank,)),
-    RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity, is_large=True),
+    RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity),
     RankResult("parts-of-time", measure_parts, lambda rank: (None,)),
     RankResult("step-times", compute_steps),
     RankResult("window", compute_window, encode=_encode_values("start", "end"), decode=_decode_window),
@@ -210,9 +208,9 @@ RESULTS = (
     RankResult("annotated-steps", find_annotated_steps),
     RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
     RankResult("on-device", has_device_events, encode=_encode_flag, decode=lambda table: table.item()),
-    RankResult("operators", sum_operators, _for_own_steps, is_large=True, is_compared=True),
+    RankResult("operators", sum_operators, _for_own_steps, is_compared=True),
     RankResult("families", sum_families, _for_own_steps, is_compared=True),
-    RankResult("kernels", sum_kernels, _for_own_steps, is_large=True, is_compared=True),
+    RankResult("kernels", sum_kernels, _for_own_steps, is_compared=True),
     RankResult("communication-steps", find_communication_steps, lambda rank: (rank,), is_compared=True),
     RankResult(
         "unattributed",
@@ -222,11 +220,8 @@ RESULTS = (
         is_compared=True,
     ),
     RankResult("peak-memory", measure_peak_memory, _for_own_steps, is_compared=True),
-    RankResult(
-        "rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings, is_large=True
-    ),
+    RankResult("rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings),
 )
-LARGE_RESULTS = frozenset(result.function for result in RESULTS if result.is_large)
 
 
 class KeptResults:
@@ -314,7 +309,7 @@ def attach_results(job: Job, parts: Iterable[Path]) -> Job:
     """Return the job with the stored results of its ranks, from the ``parts`` folders of batches."""
     results = open_results(parts)
     traces = {
-        rank: trace.with_stored_results(results[rank], LARGE_RESULTS) if rank in results else trace
+        rank: trace.with_stored_results(results[rank]) if rank in results else trace
         for rank, trace in job.items()
     }
     return Job(traces, job.meta, job.run_stats)

@@ -162,18 +162,6 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
     return Trace(tables, saved.meta, loaders=loaders).with_stats(saved.invalid)
 
 
-def open_saved(folder: Path) -> Trace:
-    """Open a trace that this program wrote completely: its tables stay on disk, unchecked. Raises ReadError."""
-    saved = _read_meta(folder)
-    if (packed := open_packed(folder)) is not None:
-        return Trace({}, saved.meta, loaders=packed)
-    loaders = {
-        name: ParquetTable(name, folder / f"{name}.parquet", rows=rows, is_trusted=True)
-        for name, rows in saved.tables.items()
-    }
-    return Trace({}, saved.meta, loaders=loaders)
-
-
 def _check_packed(folder: Path, saved: _SavedMeta, rows: dict[str, int]) -> None:
     """Raise ReadError if the meta.json of a folder lists other tables or rows than the file with all tables has."""
     if rows != saved.tables:
