@@ -295,6 +295,6 @@ def test_other_ranks_are_read_by_this_process(
     elif reason == "files of several ranks":
         monkeypatch.setattr(reading_tasks, "PARSED_NATIVELY", ())
     elif reason == "full cache":
-        monkeypatch.setattr(cache, "has_room", lambda _: False)
+        monkeypatch.setattr(cache, "has_room", lambda *_: False)
     jobs = 1 if reason == "one job" else None
     assert etloom.open(small_run, jobs=jobs, use_cache=reason != "no cache").ranks == [0, 1, 2, 3]
