@@ -125,7 +125,7 @@ nb::tuple read_perfetto(const nb::object& from, size_t max_rows) {
 }
 
 // The columns of a table, the number of rows, and of values of another type by column; None: SQLite has to read it.
-nb::object read_sqlite_table(const std::string& path, uint64_t file_bytes, uint32_t root,
+nb::object read_sqlite_table(const nb::bytes& path, uint64_t file_bytes, uint32_t root,
                              const std::vector<std::tuple<std::string, size_t, uint8_t, bool, bool>>& columns, uint64_t max_rows) {
     using namespace etloom::sqlite;
     std::vector<Wanted> wanted;
@@ -134,7 +134,7 @@ nb::object read_sqlite_table(const std::string& path, uint64_t file_bytes, uint3
     }
     std::ifstream file;
     file.rdbuf()->pubsetbuf(nullptr, 0);  // pages are read as a whole
-    file.open(path, std::ios::binary);
+    file.open(std::string(path.c_str(), path.size()), std::ios::binary);
     const auto read_at = [&](uint64_t at, char* into, size_t size) {
         return static_cast<bool>(file.seekg(static_cast<std::streamoff>(at)).read(into, static_cast<std::streamsize>(size)));
     };
@@ -143,7 +143,7 @@ nb::object read_sqlite_table(const std::string& path, uint64_t file_bytes, uint3
         nb::gil_scoped_release release;
         if (!file || !reader.read(root, max_rows)) return nb::none();
     }
-    return nb::make_tuple(take(reader.tables)["rows"], reader.rows, reader.others);
+    return nb::make_tuple(take(reader.tables)["rows"], reader.rows, reader.wrong_type_counts);
 }
 
 using PerfettoWriter = etloom::perfetto::Writer;

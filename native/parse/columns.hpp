@@ -207,7 +207,7 @@ class RowNumbers : public Numbers<uint32_t> {
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
 enum class Finish { kUnescape, kCanonical, kPlain };
 
-// Repeated text: the inside of JSON strings (kUnescape), JSON values (kCanonical), or UTF-8 that is no JSON (kPlain).
+// Repeated text: the inside of JSON strings (kUnescape), JSON values (kCanonical), or plain UTF-8 text (kPlain).
 class Texts : public Numbers<uint32_t> {
   public:
     explicit Texts(Finish finish) : finish_(finish) {}

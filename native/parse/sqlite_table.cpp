@@ -4,6 +4,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace etloom::sqlite {
@@ -48,11 +49,11 @@ bool is_whole(uint64_t type) { return (type >= 1 && type <= 6) || type == 8 || t
 }  // namespace
 
 TableReader::TableReader(ReadAt read, uint64_t file_bytes, std::vector<Wanted> wanted)
-    : others(wanted.size()), read_at_(std::move(read)), file_bytes_(file_bytes) {
+    : wrong_type_counts(wanted.size()), read_at_(std::move(read)), file_bytes_(file_bytes) {
     Table& table = tables["rows"];
     columns_.reserve(wanted.size());  // the table refers to the names
     for (Wanted& column : wanted) {
-        Into& into = columns_.emplace_back(Into{std::move(column)});
+        Target& into = columns_.emplace_back(Target{std::move(column)});
         const char* name = into.wanted.name.c_str();
         switch (into.wanted.type) {
             case Type::kWhole: into.whole = table.add<Numbers<int64_t>>(name); break;
@@ -65,7 +66,8 @@ TableReader::TableReader(ReadAt read, uint64_t file_bytes, std::vector<Wanted> w
 
 bool TableReader::read(uint32_t root, uint64_t max_rows) {
     max_rows_ = max_rows;
-    return read_head() && read_page(root, 0) && has_valid_texts();
+    const auto is_storable = [](const Target& column) { return !column.wanted.is_row_number || column.whole != nullptr; };
+    return std::all_of(columns_.begin(), columns_.end(), is_storable) && read_head() && read_page(root, 0) && has_valid_texts();
 }
 
 bool TableReader::read_head() {
@@ -81,7 +83,8 @@ bool TableReader::read_head() {
     return true;
 }
 
-// No page belongs to two places, so that a file takes no more time and memory than its size lets expect.
+// No page belongs to two places, and the rows of a page are not longer than it, so that a file takes no more time and
+// memory than its size lets expect.
 bool TableReader::load_page(uint32_t number, char* into) {
     if (number == 0 || number >= visited_.size() || visited_[number]) return false;
     visited_[number] = true;
@@ -111,6 +114,7 @@ bool TableReader::read_leaf(std::string_view page, size_t head) {
     const size_t cells = big_endian(page.data() + head + 3, 2), pointers = head + 8;
     if (pointers + 2 * cells > usable_) return false;
     const char* const end = page.data() + usable_;
+    size_t used = 0;
     for (size_t cell = 0; cell < cells && rows <= max_rows_; ++cell) {
         const char* at = page.data() + big_endian(page.data() + pointers + 2 * cell, 2);
         uint64_t size, number;
@@ -118,7 +122,7 @@ bool TableReader::read_leaf(std::string_view page, size_t head) {
         if (at >= end || !read_varint(at, end, size) || !read_varint(at, end, number)) return false;
         const auto row = static_cast<int64_t>(number);
         if (rows > 0 && row <= last_row_) return false;
-        if (!read_payload(page, static_cast<size_t>(at - page.data()), size, payload) || !read_record(payload, row)) return false;
+        if (!read_payload(page, static_cast<size_t>(at - page.data()), size, used, payload) || !read_record(payload, row)) return false;
         last_row_ = row;
         ++rows;
     }
@@ -126,7 +130,7 @@ bool TableReader::read_leaf(std::string_view page, size_t head) {
 }
 
 // A payload that is too large for its page goes on in pages that are linked to each other.
-bool TableReader::read_payload(std::string_view page, size_t at, uint64_t size, std::string_view& payload) {
+bool TableReader::read_payload(std::string_view page, size_t at, uint64_t size, size_t& used, std::string_view& payload) {
     const size_t most = usable_ - 35, least = (usable_ - 12) * 32 / 255 - 23;
     if (size > file_bytes_) return false;
     size_t local = size;
@@ -134,7 +138,7 @@ bool TableReader::read_payload(std::string_view page, size_t at, uint64_t size, 
         local = least + (size - least) % (usable_ - 4);
         if (local > most) local = least;
     }
-    if (at + local + (local < size ? 4 : 0) > page.size()) return false;
+    if (at + local + (local < size ? 4 : 0) > page.size() || (used += local) > usable_) return false;
     payload = page.substr(at, local);
     if (local == size) return true;
     spilled_.assign(payload);
@@ -151,7 +155,7 @@ bool TableReader::read_payload(std::string_view page, size_t at, uint64_t size, 
 bool TableReader::read_record(std::string_view record, int64_t row) {
     const char *at = record.data(), *const end = at + record.size();
     uint64_t head;
-    if (!read_varint(at, end, head) || head > record.size()) return false;
+    if (!read_varint(at, end, head) || head > record.size() || head < static_cast<size_t>(at - record.data())) return false;
     const char *value = record.data() + head, *const types_end = value;
     size_t column = 0;
     for (size_t place = 0; at < types_end && column < columns_.size(); ++place) {
@@ -160,21 +164,21 @@ bool TableReader::read_record(std::string_view record, int64_t row) {
         const uint64_t size = size_of(type);
         if (size > static_cast<uint64_t>(end - value)) return false;
         for (; column < columns_.size() && columns_[column].wanted.place == place; ++column) {
-            if (!push(column, type, value, size, row)) return false;
+            push(column, type, value, size, row);
         }
         value += size;
     }
     for (; column < columns_.size(); ++column) {
         if (columns_[column].wanted.has_default) return false;
-        push_null(column);
+        push(column, 0, end, 0, row);
     }
     return true;
 }
 
-bool TableReader::push(size_t column, uint64_t type, const char* value, size_t size, int64_t row) {
-    const Into& into = columns_[column];
-    if (type == 0 && into.wanted.is_row_number) return into.whole != nullptr && (into.whole->push(row), true);
-    if (type == 0) return push_null(column), true;
+void TableReader::push(size_t column, uint64_t type, const char* value, size_t size, int64_t row) {
+    const Target& into = columns_[column];
+    if (into.wanted.is_row_number) return into.whole->push(row);
+    if (type == 0) return push_null(column);
     const auto whole = [&] { return type >= 8 ? static_cast<int64_t>(type - 8) : big_endian_signed(value, size); };
     if (into.whole != nullptr && is_whole(type)) {
         into.whole->push(whole());
@@ -184,25 +188,25 @@ bool TableReader::push(size_t column, uint64_t type, const char* value, size_t s
         const uint64_t bits = big_endian(value, size);
         double real;
         std::memcpy(&real, &bits, sizeof real);
+        if (std::isnan(real)) return push_null(column);
         into.real->push(real);
     } else if (into.text != nullptr && type >= 13 && type % 2 == 1) {
         into.text->push_text({value, size});
     } else {
-        ++others[column];
+        ++wrong_type_counts[column];
         push_null(column);
     }
-    return true;
 }
 
 void TableReader::push_null(size_t column) {
-    const Into& into = columns_[column];
+    const Target& into = columns_[column];
     for (Column* values : {static_cast<Column*>(into.whole), static_cast<Column*>(into.real), static_cast<Column*>(into.text)}) {
         if (values != nullptr) values->null();
     }
 }
 
 bool TableReader::has_valid_texts() const {
-    return std::all_of(columns_.begin(), columns_.end(), [](const Into& into) {
+    return std::all_of(columns_.begin(), columns_.end(), [](const Target& into) {
         if (into.text == nullptr) return true;
         const auto& texts = into.text->texts();
         return std::all_of(texts.begin(), texts.end(), [](std::string_view text) {

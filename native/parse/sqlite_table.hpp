@@ -18,7 +18,7 @@ struct Wanted {
     std::string name;
     size_t place;        // in the record of a row
     Type type;           // kNone: the values are not read, but counted
-    bool is_row_number;  // null stands for the number of the row
+    bool is_row_number;  // its value is the number of the row
     bool has_default;    // of rows that are older than the column
 };
 
@@ -34,10 +34,10 @@ class TableReader {
 
     Tables tables;  // "rows"; a value of another type is null
     uint64_t rows = 0;
-    std::vector<uint64_t> others;  // values of another type, by column
+    std::vector<uint64_t> wrong_type_counts;  // values of another type, by column
 
   private:
-    struct Into {
+    struct Target {
         Wanted wanted;
         Numbers<int64_t>* whole = nullptr;
         Numbers<double>* real = nullptr;
@@ -48,9 +48,9 @@ class TableReader {
     bool load_page(uint32_t number, char* into);
     bool read_page(uint32_t number, size_t depth);
     bool read_leaf(std::string_view page, size_t head);
-    bool read_payload(std::string_view page, size_t at, uint64_t size, std::string_view& payload);
+    bool read_payload(std::string_view page, size_t at, uint64_t size, size_t& used, std::string_view& payload);
     bool read_record(std::string_view record, int64_t row);
-    bool push(size_t column, uint64_t type, const char* value, size_t size, int64_t row);
+    void push(size_t column, uint64_t type, const char* value, size_t size, int64_t row);
     void push_null(size_t column);
     bool has_valid_texts() const;
 
@@ -58,7 +58,7 @@ class TableReader {
     uint64_t file_bytes_;
     uint64_t max_rows_ = 0;
     size_t page_bytes_ = 0, usable_ = 0;
-    std::vector<Into> columns_;
+    std::vector<Target> columns_;
     std::vector<std::vector<char>> pages_;  // by depth
     std::vector<bool> visited_;
     std::string spilled_;  // a payload that is larger than its page

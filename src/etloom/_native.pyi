@@ -72,13 +72,13 @@ def read_perfetto(
     data: bytes | bytearray, max_rows: int
 ) -> tuple[dict[str, dict[str, Column]], PerfettoSummary]: ...
 def read_sqlite_table(
-    path: str, file_bytes: int, root: int, columns: list[tuple[str, int, int, bool, bool]], max_rows: int
+    path: bytes, file_bytes: int, root: int, columns: list[tuple[str, int, int, bool, bool]], max_rows: int
 ) -> tuple[dict[str, Column], int, list[int]] | None:
     """Return the columns of a table, its number of rows, and of values of another type; None: SQLite has to read it.
 
     Args:
-        columns: Name, place in the table, type (0: whole, 1: real, 2: text, 3: not read), whether null stands for the
-            number of the row, and whether the column has a default value. In the order of their places.
+        columns: Name, place in the table, type (0: whole, 1: real, 2: text, 3: not read), whether its
+            value is the number of the row, and whether the column has a default value. In the order of their places.
     """
 
 class PerfettoWriter:

@@ -15,6 +15,7 @@ import pytest
 
 import etloom
 from etloom import loading
+from etloom.core.errors import LimitError
 from etloom.core.paths import cache_folder
 from etloom.core.trace import Job
 from etloom.exports.store import adding, batches, cached_runs, summaries
@@ -257,3 +258,18 @@ def test_a_failure_of_polars_is_raised_once(run: Path, monkeypatch: pytest.Monke
     with pytest.raises(pl.exceptions.ComputeError, match="a failure"):
         etloom.open(run, use_cache=False)
     assert len(paths) == 1
+
+
+@pytest.mark.slow
+def test_a_file_that_becomes_readable_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = executor.file_reading.read_file
+
+    def refuse_rank_1(path: Path, *options: Any) -> Any:
+        if "1" in path.name:
+            raise LimitError("is too large", where=path, remedy="set a limit")
+        return read(path, *options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.file_reading, "read_file", refuse_rank_1)
+        assert etloom.open(run).ranks == [0]
+    assert etloom.open(run).ranks == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from contextlib import closing, suppress
@@ -136,3 +137,67 @@ def test_damaged_pages_hold_what_sqlite_says_or_are_left_to_it(tmp_path: Path) -
             read += pages is not None
             assert pages is None or pages.equals(rows)
     assert read > 30
+
+
+def test_rows_that_overlap_in_a_page_are_left_to_sqlite(tmp_path: Path) -> None:
+    """Otherwise each of thousands of rows could claim the same page as its text."""
+    path = tmp_path / "file.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA page_size = 4096")
+        db.execute("CREATE TABLE t(a TEXT)")
+        db.executemany("INSERT INTO t VALUES (?)", [("x" * 900,), ("y" * 900,)])
+        db.commit()
+    content = bytearray(path.read_bytes())
+    page = content[4096:8192]
+    first = int.from_bytes(page[8:10], "big")
+    rows = [(number, first - 6 * number) for number in range(1, 6)]
+    for number, at in rows:  # each claims 2,000 bytes from where it begins
+        page[at - 2000 : at - 1994] = bytes([0x8F, 0x50, number, 3, 0x9F, 0x1D])
+        page[8 + 2 * number - 2 : 8 + 2 * number] = (at - 2000).to_bytes(2, "big")
+    page[3:5] = len(rows).to_bytes(2, "big")
+    content[4096:8192] = page
+    path.write_bytes(content)
+    with SqliteFile.open(path) as source:
+        assert source._read_pages("t", {"a": pl.String}) is None
+
+
+def test_a_path_may_be_any_bytes(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path / "a") + b"\xff.db"))
+    with closing(sqlite3.connect(os.fsencode(path))) as db:
+        db.execute("CREATE TABLE t(a INTEGER)")
+        db.execute("INSERT INTO t VALUES (7)")
+        db.commit()
+    with SqliteFile.open(path) as source:
+        assert source.read_table("t", {"a": pl.Int64})["a"].to_list() == [7]
+
+
+def test_only_bytes_are_read(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "file.db")) as db:
+        db.execute("CREATE TABLE t(a TEXT, b BLOB)")
+        db.executemany("INSERT INTO t VALUES (?, ?)", [(b"\xff", None), (None, None)])
+        db.commit()
+    with SqliteFile.open(tmp_path / "file.db") as source:
+        table = source.read_table("t", {"a": pl.Binary, "b": pl.Binary})
+    assert table.rows() == [(b"\xff", None), (None, None)]
+
+
+def test_an_odd_list_of_tables_is_read_without_what_is_odd(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "file.db")) as db:
+        db.execute("CREATE TABLE t(a INTEGER)")
+        db.execute("CREATE TABLE u(a INTEGER)")
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET rootpage = CAST('2' AS BLOB) WHERE name = 't'")
+        db.commit()
+    with SqliteFile.open(tmp_path / "file.db") as source:
+        assert set(source.tables) == {"u"}
+
+
+@pytest.mark.parametrize("dtype", [pl.Int64, pl.Float64])
+def test_whole_numbers_in_a_column_of_reals(tmp_path: Path, dtype: type[pl.DataType]) -> None:
+    with closing(sqlite3.connect(tmp_path / "file.db")) as db:
+        db.execute("CREATE TABLE t(a DOUBLE)")
+        db.execute("INSERT INTO t VALUES (5)")
+        db.commit()
+    with SqliteFile.open(tmp_path / "file.db") as source:
+        read = source.read_table("t", {"a": dtype})["a"].to_list()
+        assert read == pl.concat(source.query("t", 'SELECT "a" FROM t', {"a": dtype}))["a"].to_list()

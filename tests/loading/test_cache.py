@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -382,3 +384,58 @@ def test_small_files_that_python_reads_are_cached(
     file.write_bytes(dump.read_bytes())
     etloom.open(file)
     assert list(runs.glob("run=*/rank=0/meta.json"))
+
+
+def test_a_lease_waits_for_a_removal_and_holds_the_new_folder(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = add("a").folder
+    gc.collect()
+    remove, begun = cache.remove, threading.Event()
+
+    def remove_late(folder: Path) -> None:
+        begun.set()
+        time.sleep(0.2)
+        remove(folder)
+
+    monkeypatch.setattr(cache, "remove", remove_late)
+    with ThreadPoolExecutor(1) as threads:
+        removal = threads.submit(cache.remove_unused, run)
+        assert begun.wait(10)
+        held = CachedRun("a")
+        held.hold()
+        assert removal.result()
+    assert run.is_dir() and not cache.remove_unused(run)
+
+
+def test_what_cannot_be_locked_is_in_use(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = add("a").folder
+    gc.collect()
+    monkeypatch.setattr(Path, "open", raise_error(errno.EMFILE))
+    assert not cache.remove_unused(run) and run.is_dir()
+
+
+def raise_error(number: int) -> Any:
+    def raise_it(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return raise_it
+
+
+def test_remains_of_removals_and_of_earlier_versions_are_cleared(runs: Path) -> None:
+    for folder in (runs / ".removed-x" / "run=a", runs.parent / ("0a" * 16), runs / "run=empty"):
+        folder.mkdir(parents=True)
+        if folder.name != "run=empty":
+            (folder / "tables.arrow").write_bytes(b"12345")
+    assert cache.clear_cache() == 10
+    assert not list(runs.iterdir()) and not cache.list_entries()
+
+
+def test_a_relative_and_an_absolute_folder_have_one_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "rank_0.json"
+    file.write_bytes(b"{}")
+    monkeypatch.chdir(tmp_path)
+    assert cache.make_key([file], file.parent) == cache.make_key([Path("run/rank_0.json")], Path("run"))

@@ -12,6 +12,7 @@ least recently used runs are removed when the total size exceeds ``$ETLOOM_CACHE
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -38,6 +39,12 @@ RUNS = "runs"
 _PRUNE_FRACTION = 64
 """Runs to remove are searched for each time that this fraction of the limit was written."""
 
+_REMOVED = ".removed-"
+_EARLIER_RUN = "[0-9a-f]" * 32
+"""Folders of cached ranks of earlier versions."""
+_NO_LOCKS = (errno.ENOENT, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors where nothing can be locked, and so nothing is: there is no folder, or the file system has no locks."""
+
 _written: dict[Path, int] = {}
 """Bytes that this process wrote to each cache folder since it last searched for runs to remove."""
 
@@ -57,7 +64,7 @@ def make_key(files: Sequence[Path], folder: Path | None = None, **options: Any) 
         if not all(file.is_file() for file in files):
             return None
         if folder is not None:
-            states += [str(folder.resolve()), *_list_states(folder, depth=2)]
+            states += [str(folder.resolve()), *_list_states(folder.resolve(), depth=2)]
     except OSError:
         return None
     schema = [
@@ -134,9 +141,7 @@ def _prune(limit: int) -> int:
     runs = sorted(list_entries())
     total = before = sum(size for _, size, _ in runs)
     for _, size, run in runs:
-        if total <= limit:
-            break
-        if remove_unused(run):
+        if (total > limit or not size) and remove_unused(run):
             total -= size
     return before - total
 
@@ -145,7 +150,7 @@ def remove(folder: Path) -> None:
     """Remove a cached run or a rank of one, after renaming it so that processes which read it at that moment notice."""
     with (
         contextlib.suppress(OSError),
-        tempfile.TemporaryDirectory(prefix=".removed-", dir=folder.parent) as trash,
+        tempfile.TemporaryDirectory(prefix=_REMOVED, dir=folder.parent) as trash,
     ):
         folder.rename(Path(trash, folder.name))
 
@@ -161,9 +166,9 @@ def _measure_bytes(folder: Path) -> int:
 
 
 def list_entries() -> list[tuple[float, int, Path]]:
-    """List (time of last use, size in bytes, path) of each cached run; other files in the folder are ignored."""
-    entries = []
-    for folder in (cache_folder() / RUNS).glob("run=*"):
+    """List (time of last use, size in bytes, path) of each cached run, and of what interrupted removals left."""
+    runs, entries = cache_folder() / RUNS, []
+    for folder in (*runs.glob("run=*"), *runs.glob(f"{_REMOVED}*"), *cache_folder().glob(_EARLIER_RUN)):
         with contextlib.suppress(OSError):
             if not folder.is_symlink():
                 entries.append((folder.stat().st_mtime, _measure_bytes(folder), folder))
@@ -182,13 +187,8 @@ class Lease:
     def __init__(self, run: Path) -> None:
         self.cache, self.sizes = cache_folder(), dict[Path, int]()
         with contextlib.suppress(OSError, ImportError):  # a read-only cache, a file system without locks
-            import fcntl
-
             create_cache_folder()
-            run.mkdir(parents=True, exist_ok=True)
-            file = os.open(run / _LOCK, os.O_RDONLY | os.O_CREAT, 0o666)
-            weakref.finalize(self, os.close, file).atexit = False
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            weakref.finalize(self, os.close, _lock_shared(run)).atexit = False
         mark_used(run)
         with _leases_lock:
             _leases.add(self)
@@ -198,6 +198,25 @@ class Lease:
         if part not in self.sizes:
             self.sizes[part] = _measure_bytes(part)
         return self.sizes[part]
+
+
+def _lock_shared(run: Path) -> int:
+    """Return a descriptor of the lock file of a run, locked; the run is created if another process has removed it."""
+    import fcntl
+
+    while True:
+        run.mkdir(parents=True, exist_ok=True)
+        file = os.open(run / _LOCK, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits while a process removes the run
+            if os.path.samestat(os.fstat(file), (run / _LOCK).stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
 
 
 _leases: weakref.WeakSet[Lease] = weakref.WeakSet()
@@ -220,8 +239,10 @@ def remove_unused(run: Path) -> bool:
         with (run / _LOCK).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(run)
-    except (BlockingIOError, PermissionError):  # in use, or of another user
-        return False
-    except (OSError, ImportError):
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:  # in use, of another user, or it cannot be known
+            return False
+        remove(run)
+    except ImportError:
         remove(run)
     return True

@@ -101,9 +101,11 @@ class CachedRun(RankFolder):
             else:
                 cache.mark_used(self.folder)
             return super().open(rank, lazy=lazy)
-        except (OSError, EtloomError):
+        except EtloomError:
             cache.remove(self.locate(rank))
-            return None
+        except OSError:
+            pass
+        return None
 
     def _save(self, rank: int | None, write: Write) -> bool:
         """Return False if the cache has no room or cannot be written."""

@@ -7,6 +7,8 @@ empty, an absent column is null.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -61,6 +63,8 @@ class _Layout:
     """The column that is the number of the row."""
     defaults: frozenset[str]
     """Columns that have a value in rows that do not state it."""
+    reals: frozenset[str]
+    """Columns that are declared as real: their records also hold whole numbers."""
 
 
 class SqliteFile:
@@ -86,7 +90,8 @@ class SqliteFile:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA query_only = ON")
         tables = connection.execute(
-            "SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
+            "SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 "
+            "AND typeof(rootpage) = 'integer' AND typeof(name) = 'text'"
         ).fetchall()
         self.tables: Mapping[str, frozenset[str]] = {
             name: frozenset(row[1] for row in connection.execute(f"PRAGMA table_info({_quote(name)})"))
@@ -161,12 +166,12 @@ class SqliteFile:
         cannot read.
         """
         layout = self._layouts.get(table)
-        if layout is None or not columns:
+        if layout is None or any(columns[name] == I64 for name in layout.reals & columns.keys()):
             return None
         wanted = sorted((layout.places[name], name) for name in columns)
         limit = max_rows()
         read = _native.read_sqlite_table(
-            str(self.path),
+            os.fsencode(self.path),
             self._size,
             layout.root,
             [
@@ -177,23 +182,23 @@ class SqliteFile:
         )
         if read is None:
             return None
-        values, rows, others = read
+        values, rows, wrong_type_counts = read
         check_rows(rows, self.path, limit)
-        frame = pl.DataFrame({name: pl.Series(column) for name, column in values.items()})
-        binary = {name: pl.Binary for name, dtype in columns.items() if dtype == pl.Binary}
-        counts = {name: count for (_, name), count in zip(wanted, others, strict=True)}
-        for name in binary:
-            parts = list(
-                self.query(table, _select(table, {name: pl.Binary}), {name: pl.Binary})
-                if counts[name]
-                else []
-            )
-            if sum(part.height for part in parts) != (rows if counts[name] else 0):
+        series = {name: pl.Series(column) for name, column in values.items()}
+        counts = {name: count for (_, name), count in zip(wanted, wrong_type_counts, strict=True)}
+        binary = {name: dtype for name, dtype in columns.items() if dtype == pl.Binary}
+        filled = {name: pl.Binary for name in binary if counts[name]}
+        if filled:
+            stat_count = len(self.stats)
+            content = pl.concat(self.query(table, _select(table, filled), filled))
+            if content.height != rows:
+                del self.stats[stat_count:]  # the damage will be counted again
                 return None
-            content = pl.concat(parts)[name] if parts else pl.Series(name, [None] * rows, dtype=pl.Binary)
-            frame = frame.with_columns(content)
+            series |= content.to_dict()
+        for name in binary.keys() - filled.keys():
+            series[name] = pl.Series(name, dtype=pl.Binary).extend_constant(None, rows)
         self._count_wrong(table, sum(count for name, count in counts.items() if name not in binary))
-        return frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items())
+        return pl.DataFrame({name: series[name].cast(dtype) for name, dtype in columns.items()})
 
     def query(
         self, table: str, sql: str, columns: Mapping[str, Any], parameters: tuple[int, ...] = ()
@@ -228,11 +233,13 @@ def _read_layout(connection: sqlite3.Connection, table: str, root: int, definiti
     info = connection.execute(f"PRAGMA table_xinfo({_quote(table)})").fetchall()
     keys = [row for row in info if row[5]]
     is_number = len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
-    # Of a key in descending order, a null is none.
-    if any(row[6] for row in info) or (is_number and "DESC" in definition.upper()):
+    # With PRIMARY KEY DESC the column is not the number of the row.
+    if any(row[6] for row in info) or (is_number and re.search(r"\bDESC\b", definition, re.IGNORECASE)):
         return None
+    places = {row[1]: row[0] for row in info}
     defaults = frozenset(row[1] for row in info if row[4] is not None)
-    return _Layout(root, {row[1]: row[0] for row in info}, keys[0][1] if is_number else None, defaults)
+    reals = frozenset(row[1] for row in info if re.search("REAL|FLOA|DOUB", str(row[2]), re.IGNORECASE))
+    return _Layout(root, places, keys[0][1] if is_number else None, defaults, reals)
 
 
 def _select(table: str, columns: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from etloom.formats.tables.value_checks import check_table
 PACKED_FILE = "tables.arrow"
 """The file of all tables of a small trace. It is read only from folders that nobody but this program writes."""
 _REMEDY = "export it again"
+_PACKED_REMEDY = "clear the cache (etloom cache --clear), and open the traces again"
 
 
 class ParquetTable:
@@ -269,4 +270,5 @@ def _converting_errors(name: str, file: Path) -> Iterator[None]:
                 "was removed while in use", where=file, remedy="open or export the run again"
             ) from None
         reason = str(error).partition("\n")[0]
-        raise ReadError(f"is not a valid table {name!r}: {reason}", where=file, remedy=_REMEDY) from None
+        remedy = _PACKED_REMEDY if file.name == PACKED_FILE else _REMEDY
+        raise ReadError(f"is not a valid table {name!r}: {reason}", where=file, remedy=remedy) from None
