@@ -15,7 +15,7 @@ from etloom.analyses.flops import measured_tables
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from support.planted_operators import PLANTED
-from support.small_traces import OperatorTraceBuilder
+from support.small_traces import OperatorTraceBuilder, complete_event
 
 H100 = "NVIDIA H100 80GB HBM3"
 FEW_TILES = [[256, 65536], [65536, 512]]
@@ -213,3 +213,12 @@ def test_a_busy_device_has_no_remark_on_the_host(tmp_path: Path) -> None:
     assert table["device_pct"].item() > 95
     assert [line for line in tasks.remarks(table) if "idle" in line] == []
     assert "launch-bound" not in etloom.analyze(job, "findings")["pattern"].to_list()
+
+
+def test_operators_of_other_threads_neither_launch_nor_hide_the_idle_device(tmp_path: Path) -> None:
+    made = OperatorTraceBuilder().operator("aten::mm", 0, 10_000, [[1024, 1024]] * 2)
+    made.kernel("gemm", 500, 510, 100)
+    made.events.append(complete_event("cpu_op", "aten::relu", 0, 12_000, 10, 12))
+    findings = etloom.analyze(made.open(tmp_path, "AMD Instinct MI300X"), "findings")
+    row = findings.filter(pattern="launch-bound").row(0, named=True)
+    assert (row["operator"], row["cost_ns"]) == ("aten::mm", 9_900_000)

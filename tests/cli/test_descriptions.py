@@ -61,11 +61,11 @@ def test_the_cache_states_its_size_and_is_removed(
         assert cli.main(["cache", *words]) == 0
         return capsys.readouterr().out.removeprefix(f"{tmp_path / 'cache'}: ").strip()
 
-    assert run_verb() == "0 entries, 0.0 MB; 0 copies of remote runs, 0.0 MB"
+    assert run_verb() == "0 runs, 0.0 MB; 0 copies of remote runs, 0.0 MB"
     copy = tmp_path / "cache" / "remote" / "unit"
     copy.mkdir(parents=True)
     (copy / "file").write_bytes(bytes(2_000_000))
     CachedRun("a").add(0, Trace({"events": pl.DataFrame({"id": [0], "ts": [0], "name": ["a"]})}))
-    assert run_verb().startswith("1 entry, 0.0 MB; 1 copy of a remote run, 2.0 MB")
+    assert run_verb().startswith("1 run, 0.0 MB; 1 copy of a remote run, 2.0 MB")
     assert run_verb("--clear") == "2.0 MB removed"
-    assert run_verb() == "0 entries, 0.0 MB; 0 copies of remote runs, 0.0 MB"
+    assert run_verb() == "0 runs, 0.0 MB; 0 copies of remote runs, 0.0 MB"

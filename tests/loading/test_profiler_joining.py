@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 import etloom
 from etloom.core.errors import LinkError
 from etloom.core.trace import Trace
+from etloom.loading.clock_fit import fit_by_name
 from support.rocm_recordings import START, write_rocpd, write_rpd
 from support.two_profilers import make_launches, record_with_rocprof, write_kineto, write_nsys, write_unitrace
 
@@ -122,3 +124,17 @@ def test_recordings_of_different_runs_are_not_joined(tmp_path: Path, tool: str, 
     trace = etloom.open(tmp_path)[0]
     assert "job.profilers_not_joined" in trace.stats["name"]
     assert trace.events["name"].cast(pl.String).str.starts_with("aten::op").sum() == len(LAUNCHES)
+
+
+@pytest.mark.parametrize("shares", [(0.85, 1.0), (0.0, 0.2), (0.4, 0.6)])
+def test_a_recording_of_a_part_of_the_time_is_fitted(shares: tuple[float, float]) -> None:
+    """Also where it does not cover the middle of the other one."""
+    draw, span, offset = np.random.default_rng(1), 10_000_000_000, 5_000_000_000
+    times = np.sort(draw.integers(0, span, 10_000))
+    reference = pl.DataFrame({"key": draw.integers(0, 100, times.size).astype(str), "ts": times})
+    part = reference.filter(pl.col("ts").is_between(int(shares[0] * span), int(shares[1] * span)))
+    noise = pl.Series(draw.integers(-300, 300, part.height))
+    other = part.with_columns(ts=pl.col("ts") + offset + noise)
+    for first, second, expected in ((reference, other, offset), (other, reference, -offset)):
+        fit = fit_by_name(first, second, share_epoch=False)
+        assert fit is not None and abs(fit.line.offset - expected) < 100

@@ -220,7 +220,7 @@ def describe_job(
 
 
 def _open_recording(job: Run) -> Job:
-    """Return the run of a recorded job; a file that is none is refused with all that a plan accepts."""
+    """Open the run of a recorded job; the error for another file names everything that a plan accepts."""
     from etloom.formats import UNKNOWN_FORMAT
     from etloom.simulator.training_jobs import list_jobs
 

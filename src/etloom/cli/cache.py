@@ -29,7 +29,7 @@ def cache(*, clear: Annotated[bool, "Remove everything that no process has open.
     if clear:
         write_text(f"{cache_folder()}: {clear_caches() / 1e6:,.1f} MB removed\n", None)
         return
-    nouns = (("entry", "entries"), ("copy of a remote run", "copies of remote runs"))
+    nouns = (("run", "runs"), ("copy of a remote run", "copies of remote runs"))
     parts = [
         f"{count_noun(len(sizes), *noun)}, {sum(sizes) / 1e6:,.1f} MB"
         for noun, sizes in zip(nouns, list_cache_sizes(), strict=True)

@@ -84,7 +84,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 def format_duration(ns: float) -> str:
     """Format a time in ns with 4 significant digits and a suitable unit, such as 187.3 ms."""
-    unit, factor = choose_unit(ns, TIME_UNITS)
+    unit, factor = choose_unit(float(f"{ns:.4g}"), TIME_UNITS)
     return f"{format_number(ns / factor)} {unit}"
 
 

@@ -100,24 +100,34 @@ def fit_by_name(reference: pl.DataFrame, other: pl.DataFrame, *, share_epoch: bo
     )
     if min(anchors.height, events.height) < _MIN_PAIRS:
         return None
-    middle = int(anchors["ts"][anchors.height // 2])
-    compared = _select_middle(anchors)
     fits = []
     for offset in _vote(anchors, events, share_epoch):
-        gaps = _pair(compared, events, Line(offset, middle + offset))["gap"]
-        is_close = (gaps - gaps.median()).abs() <= _CLOSE_NS
-        fits.append((int(is_close.sum()), offset))
-    count, offset = max(fits, default=(0, 0))
+        if (compared := _select_shared(anchors, events, offset)).height:
+            middle = int(compared["ts"][compared.height // 2])
+            gaps = _pair(compared, events, Line(offset, middle + offset))["gap"]
+            is_close = (gaps - gaps.median()).abs() <= _CLOSE_NS
+            fits.append((int(is_close.sum()), offset, middle))
+    count, offset, middle = max(fits, default=(0, 0, 0))
     rivals = [
-        n for n, other_offset in fits if abs(other_offset - offset) > _RIVAL_NS and n >= _NEARLY * count
+        n for n, other_offset, _ in fits if abs(other_offset - offset) > _RIVAL_NS and n >= _NEARLY * count
     ]
     if count < _MIN_PAIRS or rivals:
         return None
     return _judge(anchors, events, _fit_line(anchors, events, Line(offset, middle + offset)))
 
 
+def _select_shared(reference: pl.DataFrame, other: pl.DataFrame, offset: int) -> pl.DataFrame:
+    """Return the events of ``reference`` around the middle of the time that both cover if ``offset`` is right."""
+    first, last = int(other["ts"][0]) - offset, int(other["ts"][-1]) - offset
+    return _select_middle(
+        reference.filter(pl.col("ts").is_between(first - TOLERANCE_NS, last + TOLERANCE_NS))
+    )
+
+
 def _select_middle(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the events around the middle of the recording; clocks that drift apart have one difference there."""
+    """Return the events around the one in the middle; clocks that drift apart have one difference there."""
+    if events.is_empty():
+        return events
     distance = (events["ts"] - events["ts"][events.height // 2]).abs()
     return events.filter(distance <= max(_MIDDLE_NS, distance.bottom_k(_MIN_COMPARED).max()))  # type: ignore[type-var]
 
@@ -156,8 +166,12 @@ def _vote(reference: pl.DataFrame, other: pl.DataFrame, share_epoch: bool) -> li
     candidates = distinct[:_CANDIDATES]
     if cell == _VOTE_NS:
         return candidates
-    near = _select_middle(reference)["ts"]
-    return [_refine(ballots, near, offset, cell) for offset in candidates]
+    return [
+        _refine(ballots, near, offset, cell)
+        if (near := _select_shared(reference, other, offset)["ts"]).len()
+        else offset
+        for offset in candidates
+    ]
 
 
 def _refine(
@@ -231,7 +245,7 @@ def _judge(reference: pl.DataFrame, other: pl.DataFrame, line: Line) -> ClockFit
         return None
     gaps = np.abs(pairs["gap"].to_numpy())
     residual = (float(np.median(gaps)), float(np.percentile(gaps, 95)))
-    compared = _select_middle(reference)
+    compared = _select_middle(reference.filter(pl.col("ts").is_between(low, high)))
     expected_pairs = int(pairs["row"].is_in(compared["row"].implode()).sum())
     for decoy in _DECOYS_NS:
         wrong = _pair(compared, other, Line(line.offset + decoy, line.origin, line.drift))

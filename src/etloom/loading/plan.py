@@ -60,7 +60,7 @@ class LoadOptions:
 class Source(Enum):
     """Sources from which a rank's tables are loaded: files to read and link, a large Kineto file, or saved Parquet."""
 
-    FILES = "files, or their cache entry, read into memory and linked"
+    FILES = "files, or their ranks in the cache, read into memory and linked"
     LARGE_KINETO = "a Kineto file that is converted to Parquet in bounded memory, not linked"
     PARQUET = "a folder of etloom's Parquet, left on disk"
 

@@ -2,7 +2,6 @@
 
 adding       adds a run: batches of ranks, then what needs all ranks, then its name; the folder until then
 batches      the ranks that one process prepares
-worker       the process that prepares one batch
 summaries    the answers that are stored
 rank_results what questions to all ranks need of each rank, kept while its batch has it in memory
 cached_runs  answers of runs of many ranks in the cache

@@ -13,6 +13,7 @@ import polars as pl
 import torch
 
 from etloom.core import categories
+from etloom.core.arrays import rows_of_ids
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
 from etloom.replayer.compute.operators import resolve_operator
@@ -447,12 +448,14 @@ def is_below_autograd(trace: Trace, event: int) -> bool:
 
     Operators that only consist of others (CompositeImplicitAutograd, such as aten::linear) call these in front of it.
     """
-    rows = trace.events.select("id", "parent", pl.col("name").cast(pl.String)).rows_by_key("id", unique=True)
-    above = rows[event][0]
-    while above in rows:
-        above, name = rows[above]
+    events = trace.events
+    parents = rows_of_ids(events, events["parent"])
+    above = parents[rows_of_ids(events, pl.Series([event], dtype=pl.UInt32))[0]]
+    while above >= 0:
+        name = events["name"][int(above)]
         if name and _OPERATOR.fullmatch(name) and not _is_composite(name):
             return True
+        above = parents[above]
     return False
 
 

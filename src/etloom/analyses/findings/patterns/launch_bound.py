@@ -3,9 +3,9 @@
 Host-bound: gaps that end with a launch issued after the device had run out of work (only until the launch
 returned, if the rest is longer than 50 µs); times in which only communication runs because computation is
 launched late; and the time in steps before the first and after the last kernel. The title states if a few
-gaps above 5 ms dominate, which may be warm-up (before the first annotated step, or
-without annotations). Of a recording of at most three device activities, without steps and gaps between them:
-the time in their operators in which the device is idle, if that is most.
+gaps above 5 ms dominate, which may be warm-up (before the first annotated step, or without annotations).
+If a recording has at most three device activities, no steps and no gaps: the operators around their launches, if
+the device is idle for at least half of their time.
 
 Cost: the gaps.
 Confidence: medium.
@@ -41,7 +41,7 @@ SCOPE = "rank"
 MIN_ACTIVITIES = 4
 """A recording of fewer device activities does not show whether launches are slow in general."""
 MIN_IDLE_SHARE = 0.5
-"""Share of the operators of such a recording in which the device is idle from which the host limits it."""
+"""The host limits such a recording if the device is idle for at least this share of the time of its operators."""
 MIN_STEPS = 3
 MIN_WARM_UP = 0.1
 """The host's work in the first step is warm-up if it exceeds that of any other step by at least this share."""
@@ -122,18 +122,24 @@ def find(view: RankView) -> Iterator[Finding]:
 
 def _find_idle_operators(view: RankView) -> Iterator[Finding]:
     """Yield the time that the host spends in operators around few launches, if the device is idle in most of it."""
-    launched = view.activities["launch_ts"].drop_nulls().to_numpy()
+    launches = view.activities.select("launch").drop_nulls()
+    calls = view.trace.events.select("pid", "tid", "ts", launch="id").join(launches, on="launch", how="semi")
     operators = view.find_host_events(categories=categories.OPERATOR_CATEGORIES)
     outermost = operators.filter(~pl.col("parent").is_in(operators["id"].implode()).fill_null(False))
+    pairs = outermost.join(calls.select("pid", "tid", call_ts="ts"), on=("pid", "tid"), nulls_equal=True)
+    launching = pairs.filter(pl.col("call_ts").is_between("ts", "end"))["id"]
+    outermost = outermost.filter(pl.col("id").is_in(launching.implode()))
     starts, ends = (outermost[name].to_numpy() for name in ("ts", "end"))
-    launches = np.searchsorted(np.sort(launched), ends) - np.searchsorted(np.sort(launched), starts)
-    used = (view.busy | _list_waits(view)).covered(starts, ends)
+    threads = outermost.select("pid", "tid").unique()
+    on_threads = view.trace.events.select("id", "pid", "tid").join(
+        threads, on=("pid", "tid"), how="semi", nulls_equal=True
+    )
+    waits = view.sync_calls.join(on_threads, on="id", how="semi")
+    used = (view.busy | Intervals.of(waits["ts"], waits["end"])).covered(starts, ends)
     rows = outermost.select(
         "step", "name", "end", start="ts", event="id", cost_ns=pl.Series(ends - starts - used)
     )
-    rows = rows.filter(pl.Series(launches > 0))
-    total = int((ends - starts)[launches > 0].sum())
-    idle = int(rows["cost_ns"].sum())
+    total, idle = int((ends - starts).sum()), int(rows["cost_ns"].sum())
     if total == 0 or idle < MIN_IDLE_SHARE * total:
         return
     yield from sum_places(
