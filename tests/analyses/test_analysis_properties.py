@@ -93,6 +93,7 @@ def test_temporal_breakdown_is_that_of_ticks(
         assert sum(row[part] for part in row if part.endswith("_pct")) == pytest.approx(100)
 
 
+@pytest.mark.slow
 @given(DEVICE_WORK)
 def test_overlaps_exclude_each_other_and_sum_to_the_busy_time(work: list[tuple[str, int, int]]) -> None:
     answer = analyze(on_device(work), "kernel-overlap")
@@ -106,6 +107,7 @@ def test_overlaps_exclude_each_other_and_sum_to_the_busy_time(work: list[tuple[s
     assert answer["time_pct"].sum() == pytest.approx(100)
 
 
+@pytest.mark.slow
 @given(DEVICE_WORK)
 def test_overlapped_and_exposed_communication_are_all_of_it(work: list[tuple[str, int, int]]) -> None:
     row = analyze(on_device(work), "comm-overlap").row(0, named=True)
@@ -121,12 +123,14 @@ def test_overlapped_and_exposed_communication_are_all_of_it(work: list[tuple[str
         assert row["overlap_pct"] is None
 
 
+@pytest.mark.slow
 @given(DEVICE_WORK, st.sampled_from(WINDOWED), st.integers(-(10**6), 2 * 10**18))
 def test_when_a_run_happened_does_not_matter(work: list[tuple[str, int, int]], name: str, shift: int) -> None:
     here, there = (analyze(on_device(work, by, step=(2, 20)), name) for by in (0, shift))
     assert_frame_equal(*(answer.select(pl.exclude("start_ns")) for answer in (here, there)))
 
 
+@pytest.mark.slow
 @given(DEVICE_WORK, st.sampled_from(WINDOWED), st.data())
 def test_work_may_be_cut_in_two(work: list[tuple[str, int, int]], name: str, data: st.DataObject) -> None:
     kind, ts, dur = work[0]
@@ -147,6 +151,7 @@ HOST_WORK = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(HOST_WORK)
 def test_the_host_computes_while_a_thread_is_not_in_a_communication_call(
     work: list[tuple[str, int, int, int]],
@@ -186,6 +191,7 @@ NESTS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(NESTS, min_size=1, max_size=3))
 def test_operators_share_out_their_threads_time(nests: list[Any]) -> None:
     """Each operator takes 1 ns before, between and after what it calls; every second one launches a kernel."""

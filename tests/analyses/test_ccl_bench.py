@@ -79,6 +79,7 @@ def reasons(job: Job) -> dict[str, str]:
     return dict(etloom.analyze(job, "ccl-bench").drop_nulls("reason").select("metric", "reason").rows())
 
 
+@pytest.mark.slow
 def test_a_run_by_hand(folder: Path) -> None:
     job = etloom.open(folder, use_cache=False)
     found = values(job)

@@ -212,6 +212,7 @@ def answer(trace: Trace, name: str, **options: Any) -> pl.DataFrame:
     return frame
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["device", "host", "nodes", "empty"])
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_returns_its_columns_or_raises_with_a_reason(
@@ -251,6 +252,7 @@ def opened(path: Path, time: int) -> Job:
     return etloom.open(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", slow_after(1, ["cpu/ddp_2", "hta_multirank"]))
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_answers_on_a_real_trace(name: str, folder: str, data: Path) -> None:

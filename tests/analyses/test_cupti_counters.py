@@ -59,6 +59,7 @@ def test_an_ambiguous_order_is_not_guessed(tmp_path: Path, change: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_trace_without_counters_is_refused_with_how_to_record_them(own: Path) -> None:
     with pytest.raises(AnalysisError, match="profiler_metrics"):
         etloom.analyze(etloom.open(own / "ddp_2"), "cupti-counters")

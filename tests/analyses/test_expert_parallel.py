@@ -26,6 +26,7 @@ def analyze_with(folder: Path, kernel: str) -> dict[str, pl.DataFrame]:
     return {name: etloom.analyze(job, name) for name in ("temporal-breakdown", "comm-overlap", "collectives")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "collective"),
     [

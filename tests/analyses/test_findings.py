@@ -119,6 +119,7 @@ def test_allocator(tmp_path: Path) -> None:
     assert find_costs(warm.trace(tmp_path), "allocator") == []
 
 
+@pytest.mark.slow
 def test_an_allocation_without_step_annotations(tmp_path: Path) -> None:
     """What comes before a tenth of the launches is warm-up."""
 
@@ -134,6 +135,7 @@ def test_an_allocation_without_step_annotations(tmp_path: Path) -> None:
     assert row["confidence"] == "low" and "may be warm-up" in row["title"]
 
 
+@pytest.mark.slow
 def test_exposed_communication_and_unused_overlap(tmp_path: Path) -> None:
     nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     alone = RankBuilder().op("aten::mm", 0, 5).kernel(1, 5, 20).kernel(2, 25, 30, nccl).trace(tmp_path)
@@ -167,6 +169,7 @@ def test_small_collectives(tmp_path: Path, elements: int, count: int, cost: int 
     assert rows == ([] if cost is None else [(cost, count, None)])
 
 
+@pytest.mark.slow
 def test_host_copies(tmp_path: Path) -> None:
     run = (
         RankBuilder()
@@ -268,6 +271,7 @@ def test_elementwise_chains(tmp_path: Path) -> None:
     assert find_costs(broken.trace(tmp_path), "elementwise-chains") == []
 
 
+@pytest.mark.slow
 def test_conversions(tmp_path: Path) -> None:
     copy = "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda()>()"
     run = (
@@ -433,6 +437,7 @@ def two_ranks(folder: Path, late_us: float) -> Job:
     return etloom.open(folder)
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_device_launches_nothing(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "cpu/ddp_2"), "findings", pattern="stragglers")
     assert rows["title"].to_list() == ["rank 1 delays other ranks 2 times: longer compute"]
@@ -441,6 +446,7 @@ def test_a_rank_without_a_device_launches_nothing(data: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_late(tmp_path: Path) -> None:
     rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="stragglers", min_pct=0)
     (row,) = rows.iter_rows(named=True)
@@ -448,6 +454,7 @@ def test_a_rank_that_comes_late(tmp_path: Path) -> None:
     assert row["title"] == "rank 1 delays other ranks once: its host launches late"
 
 
+@pytest.mark.slow
 def test_waiting_is_distinguished_from_transfer(tmp_path: Path) -> None:
     """Of the four all-reduces of 50 us rank 0 stands in the second for 300 more, which rank 1 is awaited."""
     rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="exposed-communication", min_pct=0)
@@ -631,6 +638,7 @@ def test_costs_by_place_state_their_unit(step_cost_ns: int | None, unit: str) ->
     assert f"by place, {unit}: Attention 3.000 ms (2 times); MLP 3.000 ms (2 times)" in text
 
 
+@pytest.mark.slow
 def test_the_place_of_a_finding(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "tracelens/h100_qwen.json.gz"), "findings")
     (row,) = rows.filter(pattern="elementwise-chains").iter_rows(named=True)
@@ -650,6 +658,7 @@ def test_costs_are_within_the_run_and_ranked_by_gain(data: Path) -> None:
         assert rows["pct"].is_between(0, 100).all() and ordered["job_gain_pct"].is_between(0, 100).all()
 
 
+@pytest.mark.slow
 def test_without_a_graph_that_explains_the_recording_costs_rank(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "hta_misc/negative_queue_a100.json.gz"), "findings", min_pct=0)
     assert rows["job_gain_ns"].null_count() == rows.height

@@ -182,6 +182,7 @@ def compiling(steps: int, *at: float) -> RankBuilder:
     return run
 
 
+@pytest.mark.slow
 def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
     """What began in the first of several steps may be warm-up, what came after it, between steps too, is not."""
     (row,) = find_rows(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")

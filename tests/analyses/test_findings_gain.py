@@ -56,6 +56,7 @@ def make_ranks(gap_us: float, ranks: int = 3) -> list[RankBuilder]:
     return builders
 
 
+@pytest.mark.slow
 def test_the_gain_is_that_of_the_job_and_the_cost_that_of_the_rank(tmp_path: Path) -> None:
     """Ranks 1 and 2 wait 50 us a round for rank 0, whose host launches late: the job gains if rank 0 is not late."""
     rows = etloom.analyze(write_job(tmp_path, make_ranks(50)), "findings", min_pct=0)
@@ -109,6 +110,7 @@ def make_chain(late_us: float) -> list[RankBuilder]:
     return builders
 
 
+@pytest.mark.slow
 def test_a_rank_that_inherits_its_delay_is_not_a_straggler(tmp_path: Path) -> None:
     job = write_job(tmp_path, make_chain(300))
     assert JobView(job).late_arrivals.select("rank", "late_ns", "own_late_ns", "reason").sort(
@@ -122,6 +124,7 @@ def test_a_rank_that_inherits_its_delay_is_not_a_straggler(tmp_path: Path) -> No
     assert row["title"] == "rank 0 delays other ranks once in its tp group: longer compute"
 
 
+@pytest.mark.slow
 def test_the_named_straggler_is_the_one_without_which_the_job_gains_most(data: Path) -> None:
     """As `simulate --like-peers 3`, which saves 8.2 %; the gain of the headline is that of all ranks."""
     (row,) = etloom.analyze(open_run(data / "cpu/pp_4"), "findings", pattern="stragglers").iter_rows(
@@ -135,6 +138,7 @@ def test_the_named_straggler_is_the_one_without_which_the_job_gains_most(data: P
     assert gains["rank 3"] / row["job_gain_ns"] * row["job_gain_pct"] == pytest.approx(8.2, abs=0.5)
 
 
+@pytest.mark.slow
 def test_a_late_recording_is_named_as_such(data: Path) -> None:
     """It may not exist without recording: it comes after all that promises a gain, and promises none."""
     findings = etloom.analyze(open_run(data / "dlrm"), "findings").to_dicts()
@@ -144,6 +148,7 @@ def test_a_late_recording_is_named_as_such(data: Path) -> None:
     assert not any(row["job_gain_ns"] for row in findings[findings.index(late) + 1 :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coll_4", "ddp_2"])
 def test_exposed_communication_gains_at_most_as_much_as_free_transfers(data: Path, name: str) -> None:
     job = open_run(data / "cpu" / name)
@@ -153,6 +158,7 @@ def test_exposed_communication_gains_at_most_as_much_as_free_transfers(data: Pat
     assert 0 < row["job_gain_ns"] <= saved
 
 
+@pytest.mark.slow
 def test_a_gain_of_one_rank_may_become_a_wait_of_another(tmp_path: Path) -> None:
     """All idle for 12 us a round, rank 0 for 50 us more: the job gains no more than rank 0 loses."""
     job = write_job(tmp_path, make_ranks(50))
@@ -180,6 +186,7 @@ def test_the_end_of_a_step_after_the_last_kernel_is_not_a_synchronization(tmp_pa
     assert [row[0] for row in find_costs(trace, "launch-bound")] == [980_000]
 
 
+@pytest.mark.slow
 def test_each_load_counts_and_is_named_on_all_ranks(tmp_path: Path) -> None:
     ranks = []
     for rank in range(3):
@@ -238,6 +245,7 @@ def loop(*names: str, count: int = 100, dur: float = 5, pause: float = 5) -> Ran
     return run.step(0, 0, 1_000 + (dur + pause) * count)
 
 
+@pytest.mark.slow
 def test_loops_of_tiny_operators(tmp_path: Path) -> None:
     (row,) = find_rows(loop("aten::select", "aten::add").trace(tmp_path), "tiny-operators")
     assert (row["cost_ns"], row["title"]) == (985_050, "loops of 100 tiny operators, mostly aten::add")
@@ -310,6 +318,7 @@ def test_the_late_rank_is_a_straggler_and_not_an_idle_host(data: Path) -> None:
         assert (finding.lost & late).total == 0
 
 
+@pytest.mark.slow
 def test_parts_add_up(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "dlrm"), "findings", min_pct=0).drop_nulls("parts")
     assert rows.height
@@ -325,6 +334,7 @@ def test_parts_add_up(data: Path) -> None:
         assert costs == sorted(costs, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_first_cause_of_dlrm_is_the_host(data: Path) -> None:
     first = etloom.analyze(open_run(data / "dlrm"), "findings").row(0, named=True)
     assert (first["pattern"], first["ranks"]) == ("launch-bound", 4)

@@ -84,6 +84,7 @@ def test_a_gap_after_the_last_kernel_is_no_data_loading(data: Path) -> None:
     assert costs["data-loading"] <= 620_000
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(
     st.lists(st.tuples(st.integers(1, 1_000), st.integers(20, 2_000)), min_size=1, max_size=4),
@@ -192,6 +193,7 @@ def test_a_synchronization_that_begins_after_the_device_fell_idle_waits_for_noth
     assert gaps["cause"].cast(pl.String).to_list() == ["launch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frames", [False, True])
 def test_the_capture_of_a_graph_is_no_steady_state(frames: bool, tmp_path: Path) -> None:
     """From 200 to 5,000 the host captures a graph, and waits for the device meanwhile."""
@@ -289,6 +291,7 @@ def test_the_slow_rank_of_its_kind_is_named(data: Path) -> None:
     assert rows.filter(pattern="slow-ranks").select("rank", "cost_ns").rows() == [(20, 12_000_000)]
 
 
+@pytest.mark.slow
 def test_findings_on_a_sample_of_a_recording_have_low_confidence(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "hta_multirank"), "findings", min_pct=0)
     assert rows.height and set(rows["confidence"]) == {"low"}

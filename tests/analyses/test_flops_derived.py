@@ -62,6 +62,7 @@ def test_operators_without_shapes_are_products_too(tmp_path: Path) -> None:
     assert backward(tmp_path, made, "aten::mm")["flops"] == 2 * ONE
 
 
+@pytest.mark.slow
 def test_costs_that_cannot_be_derived_are_reported_as_unknown(tmp_path: Path) -> None:
     three = forward()
     for at in range(3):
@@ -92,6 +93,7 @@ def attention(value_size: int) -> OperatorTraceBuilder:
     return made.operator("FlashAttnFuncBackward", 1000, 500, **BACKWARD)
 
 
+@pytest.mark.slow
 def test_attention_backward_is_five_products_if_forward_is_two(tmp_path: Path) -> None:
     made = (
         attention(64)
@@ -159,6 +161,7 @@ def blinded(trace: Trace) -> tuple[Trace, np.ndarray]:
     return trace.replace(**tables), inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "products", "attentions", "convolutions"),
     [

@@ -219,6 +219,7 @@ def test_float_products_run_in_tf32_if_a_kernel_name_contains_it(tmp_path: Path)
     assert table.select("precision", "mean_ns").rows() == [("tf32", 20_000), ("fp32", 10_000)]
 
 
+@pytest.mark.slow
 def test_utilisation_by_hand(tmp_path: Path) -> None:
     made = (
         matrix_product(100)
@@ -421,6 +422,7 @@ def test_an_unknown_device_is_reported_in_one_sentence(tmp_path: Path, device: s
     assert row(job, "mfu", peak_tflops=1000.0)["mfu_pct"] == pytest.approx(68.719476736)
 
 
+@pytest.mark.slow
 def test_peaks_of_a_file_come_first(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     entry = {
@@ -445,6 +447,7 @@ def test_peaks_of_a_file_come_first(tmp_path: Path) -> None:
         etloom.analyze(job, "mfu", peak_tflops=0.0)
 
 
+@pytest.mark.slow
 def test_on_the_host_only_durations_of_operators_count_and_device_peaks_do_not(tmp_path: Path) -> None:
     job = (
         matrix_product(100).operator("aten::view", 120, 10, [[3]]).operator("my::op", 200, 150).open(tmp_path)
@@ -469,6 +472,7 @@ def test_shapes_of_operators_without_a_formula_are_not_missing(tmp_path: Path) -
     assert "record_shapes" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_without_shapes_the_error_suggests_a_remedy(tmp_path: Path) -> None:
     job = OperatorTraceBuilder().operator("aten::mm", 100, 50).kernel("gemm", 110, 200, 10).open(tmp_path)
     for analysis in ("flops", "roofline", "mfu"):
@@ -525,6 +529,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["analyze", "flops", str(tmp_path), "--by", "family"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_one_model_costs_the_same_on_two_vendors_devices(data: Path) -> None:
     keys = ["family", "name", "shapes", "types"]
     tables = [
@@ -564,6 +569,7 @@ def resnet_50_convolutions() -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_flops_of_a_resnet_match_its_architecture(data: Path) -> None:
     """Shapes come from the execution trace, since Kineto recorded none; float convolutions ran in TF32."""
     table = etloom.analyze(open_run(data / "nccl_ddp"), "mfu")
@@ -578,6 +584,7 @@ def test_the_flops_of_a_resnet_match_its_architecture(data: Path) -> None:
     assert math.isclose(table["covered_pct"][0], 100)
 
 
+@pytest.mark.slow
 def test_an_execution_trace_without_a_profile_has_flops_without_times(data: Path) -> None:
     run = open_run(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
     table = etloom.analyze(run, "flops", by="family").filter(pl.col("family").is_in(["convolution", "gemm"]))

@@ -167,6 +167,7 @@ OF_THE_VENDOR = [
 ]
 
 
+@pytest.mark.slow
 def test_the_same_model_on_two_vendors(data: Path) -> None:
     tables = {}
     for vendor in ("h100", "mi300"):

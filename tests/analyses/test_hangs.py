@@ -47,6 +47,7 @@ def test_generated_faults_are_named(kind: str, generator: ModuleType, tmp_path: 
     assert generator.is_right(fault, cause and cause.kind, cause.ranks if cause else ()), report.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", [0, 3])
 @pytest.mark.parametrize("kind", KINDS[:-1])
 def test_both_of_two_culprits_are_named(kind: str, ring: int, generator: ModuleType, tmp_path: Path) -> None:

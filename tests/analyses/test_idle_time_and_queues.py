@@ -144,6 +144,7 @@ WORKS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(WORKS)
 def test_idle_time_is_that_of_ticks(works: list[tuple[int, int, int, int | None, int]]) -> None:

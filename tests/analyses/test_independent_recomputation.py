@@ -338,6 +338,7 @@ def test_flops_of_matrix_products(file: str) -> None:
     assert dict(table.select("name", "flops").rows()) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["mi300", "h100"])
 def test_peaks_of_memory(file: str, data: Path) -> None:
     run = raw(file)

@@ -70,6 +70,7 @@ def test_memory_allocated_before_the_recording_is_in_the_peak(trace: Trace) -> N
     assert (whole["peak_bytes"], whole["unknown_bytes"], whole["operator"]) == (450, 450, None)
 
 
+@pytest.mark.slow
 def test_memory_of_two_processes_on_a_device_is_summed(trace: Trace) -> None:
     # The other process has 1,000 B before its first event, and the same addresses.
     other = trace.memory[:2].with_columns(
@@ -94,6 +95,7 @@ def test_a_trace_without_allocations_is_refused_with_a_reason(trace: Trace) -> N
         etloom.analyze(trace.replace(memory=TABLES["memory"].empty()), "memory-timeline")
 
 
+@pytest.mark.slow
 def test_peaks_of_a_real_run(data: Path) -> None:
     job = etloom.open(data / "tracelens" / "h100_qwen.json.gz")
     table = etloom.analyze(job, "memory-timeline").filter(pl.col("device_type") == 1)
@@ -142,6 +144,7 @@ def test_the_module_of_a_request_is_a_forward_else_a_function(frames: list[str],
     assert find_module(frames) == module
 
 
+@pytest.mark.slow
 def test_a_snapshot_with_frames_of_c_plus_plus(data: Path) -> None:
     trace = etloom.open(data / "cases/turn3/mem_cpp.pickle")[0]
     row = etloom.analyze(trace, "memory-timeline").row(0, named=True)

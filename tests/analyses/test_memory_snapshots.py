@@ -76,6 +76,7 @@ def test_what_a_change_of_settings_needs(tmp_path: Path) -> None:
     assert large["fits"] and large["retries"] == 0
 
 
+@pytest.mark.slow
 def test_the_sentence_names_a_rank_that_does_not_fit(tmp_path: Path) -> None:
     """The rank that fits has the higher peak: that of the other ends at its failure. Needed bytes may be unknown."""
     fitting = SnapshotWriter()
@@ -87,6 +88,7 @@ def test_the_sentence_names_a_rank_that_does_not_fit(tmp_path: Path) -> None:
     assert sentence.startswith("capacity=300MiB, rank 1: does not fit, it needs more")
 
 
+@pytest.mark.slow
 def test_an_out_of_memory_error_is_explained(tmp_path: Path) -> None:
     job = save(fragment(capacity=300 * MIB), tmp_path / "oom.pickle")
     row = etloom.analyze(job, "memory-findings").row(0, named=True)
@@ -98,6 +100,7 @@ def test_an_out_of_memory_error_is_explained(tmp_path: Path) -> None:
     assert not etloom.simulate_memory(job)["fits"][0]
 
 
+@pytest.mark.slow
 def test_a_request_that_no_setting_satisfies_needs_more_memory(tmp_path: Path) -> None:
     writer = SnapshotWriter(capacity=100 * MIB)
     writer.alloc(60 * MIB, KEPT)
@@ -119,6 +122,7 @@ def train(steps: int, *, leak: bool) -> SnapshotWriter:
     return writer
 
 
+@pytest.mark.slow
 def test_a_leak_is_growth_in_each_cycle(tmp_path: Path) -> None:
     leaking = etloom.analyze(
         save(train(6, leak=True), tmp_path / "a.pickle"), "memory-findings", pattern="leak"
@@ -130,6 +134,7 @@ def test_a_leak_is_growth_in_each_cycle(tmp_path: Path) -> None:
         assert etloom.analyze(job, "memory-findings", pattern="leak").is_empty()
 
 
+@pytest.mark.slow
 def test_a_release_before_an_allocation_is_a_retry_and_that_of_the_program_is_not(tmp_path: Path) -> None:
     writer = SnapshotWriter(capacity=100 * MIB)
     writer.free(writer.alloc(60 * MIB, GONE))
@@ -143,6 +148,7 @@ def test_a_release_before_an_allocation_is_a_retry_and_that_of_the_program_is_no
     assert etloom.analyze(save(writer, tmp_path / "b.pickle"), "memory-findings").is_empty()
 
 
+@pytest.mark.slow
 def test_the_difference_of_two_snapshots(tmp_path: Path) -> None:
     save(train(2, leak=False), tmp_path / "a.pickle"), save(train(2, leak=True), tmp_path / "b.pickle")
     result = CliRunner().invoke(
@@ -182,6 +188,7 @@ def test_state_of_the_optimizer_is_no_waste(is_freed: bool, tmp_path: Path) -> N
     assert rows["bytes"].to_list() == ([40 * MIB] if is_freed else [])
 
 
+@pytest.mark.slow
 def test_what_a_program_needs_does_not_depend_on_the_capacity_asked_about(tmp_path: Path) -> None:
     """The recording begins after the first requests: their 288 MiB are cached then."""
     writer = fragment()
@@ -243,6 +250,7 @@ def test_unknown_settings_are_refused(tmp_path: Path, text: str) -> None:
         etloom.simulate_memory(save(fragment(), tmp_path / "a.pickle"), text)
 
 
+@pytest.mark.slow
 def test_a_run_without_snapshot_names_how_to_record_one(tmp_path: Path) -> None:
     write_run(tmp_path)
     for question in ("allocator", "memory-holders", "memory-findings"):

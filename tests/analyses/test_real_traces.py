@@ -234,6 +234,7 @@ def test_steps_are_parts_of_the_run(name: str) -> None:
         assert both.select((pl.col("total_ns") <= pl.col("total_ns_right")).all()).item()
 
 
+@pytest.mark.slow
 def test_an_empty_list_is_explained(data: Path) -> None:
     """Through the command line: an answer without rows, and a question that cannot be answered, in a sentence each."""
     empty = CliRunner().invoke(cli.app, ["analyze", "steps", str(data / "simple_add")])

@@ -41,6 +41,7 @@ def ns(text: str) -> float:
     return 1000 * float(text)
 
 
+@pytest.mark.slow
 def test_almost_all_of_the_graph_is_attributed(job: Job) -> None:
     trace = job[0]
     replayed = etloom.analyze(job, "device-graphs")

@@ -62,6 +62,7 @@ def late_pair(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_late_rank_and_why(late_pair: Path) -> None:
     job = etloom.open(late_pair)
     rows = etloom.analyze(job, "stragglers")
@@ -100,6 +101,7 @@ def test_a_rank_of_another_run_is_compared_with_no_rank(tmp_path: Path) -> None:
     assert etloom.analyze(job, "stragglers")["rank"].to_list() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "names"),
     [
@@ -231,6 +233,7 @@ def test_imbalance_compares_ranks_of_one_kind(tmp_path: Path) -> None:
     assert table.select(columns).rows() == [(0, 16, 80_000, 20, 120_000), (1, 16, 65_000, 1, 65_000)]
 
 
+@pytest.mark.slow
 def test_imbalance_of_two_programs(tmp_path: Path) -> None:
     """Ranks 0 and 1 run another program than ranks 2 and 3; rank 4 has no peer."""
     for rank in range(5):
@@ -328,11 +331,13 @@ def test_the_named_call_site_is_outside_torch(tmp_path: Path) -> None:
     assert found[0][5].startswith("all_reduce (/x/site-packages/torch/")
 
 
+@pytest.mark.slow
 def test_other_collectives_have_other_sizes(tmp_path: Path) -> None:
     found = hung(tmp_path, {0: [entry(1)], 1: [entry(1, "all_gather", sizes=[[20]])]})
     assert [row[:4] for row in found] == [(1, "collective mismatch", "all_reduce", [0, 1])]
 
 
+@pytest.mark.slow
 def test_gloo_records_no_state(tmp_path: Path) -> None:
     """It stays at scheduled; what is finished is retired."""
 
@@ -380,6 +385,7 @@ def test_entries_overwritten_by_a_ring_are_not_a_divergence(tmp_path: Path) -> N
     assert hung(tmp_path, {0: [entry(1), entry(2), entry(3)], 1: [entry(3)]}) == []
 
 
+@pytest.mark.slow
 def test_an_unfinished_call_needs_no_second_dump(tmp_path: Path) -> None:
     """Rank 0 ran on, and its ring holds no more of what rank 1 hangs on; that of rank 2 does, and not the call."""
     stuck = [entry(3), entry(4, state="started"), entry(5, state="scheduled")]

@@ -43,6 +43,7 @@ def test_the_ranks_that_can_answer_do(job: Job) -> None:
     assert dict(both.select("rank", "basis").unique().rows()) == {0: "device", 1: "host", 2: "host"}
 
 
+@pytest.mark.slow
 def test_the_first_rows_are_those_of_the_first_ranks(job: Job) -> None:
     for name in ("temporal-breakdown", "launches", "collectives"):
         whole = answer(job, name).table

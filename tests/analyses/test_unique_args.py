@@ -98,6 +98,7 @@ def test_an_execution_trace_without_a_profile_has_counts_without_times(
     assert "no device" not in (tmp_path / "r.html").read_text().partition("</header>")[0]
 
 
+@pytest.mark.slow
 def test_a_trace_without_events_is_refused_with_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

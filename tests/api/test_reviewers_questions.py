@@ -235,6 +235,7 @@ def two_ranks(folder: Path, missing: int | None) -> Job:
     return etloom.open(folder, use_cache=False)
 
 
+@pytest.mark.slow
 def test_a_step_that_a_rank_did_not_record_is_not_compared(tmp_path: Path) -> None:
     complete = etloom.analyze(two_ranks(tmp_path / "a", None), "stragglers").row(0, named=True)
     assert (complete["rank"], complete["delay_ns"], complete["longer_compute_ns"]) == (

@@ -78,6 +78,7 @@ def test_a_verb_opens_a_path(verb: Callable[[Any], Any], folder: Path) -> None:
     assert verb("run") == verb(Path("run")) == verb(etloom.open("run"))
 
 
+@pytest.mark.slow
 def test_the_nearest_keyword_is_suggested(folder: Path) -> None:
     with pytest.raises(EtloomError, match=r"etloom.open has no option 'job'; did you mean 'jobs'\?"):
         etloom.open("run", job=1)  # type: ignore[call-arg]

@@ -550,6 +550,7 @@ def test_the_first_rows_of_a_job_are_of_all_ranks(run: Path, call: Callable[...,
     assert "of each rank" not in err
 
 
+@pytest.mark.slow
 def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome]) -> None:
     arguments = ("analyze", "top-ops", run, "--top", 1, "--by", "total", "--step", 3, "--format", "json")
     status, out, err = call(*arguments)
@@ -628,6 +629,7 @@ def test_info_infers_the_devices_of_an_execution_trace_from_its_tensors(
     assert told["tables"]["nodes"] == 27156
 
 
+@pytest.mark.slow
 def test_link_saves_a_folder_or_two_files(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     status, out, err = call("link", run, "--out", tmp_path / "linked")
     assert (status, err) == (0, f"etloom: saved {tmp_path / 'linked'}\n")
@@ -857,6 +859,7 @@ def test_a_wrong_command_line_is_2_and_writes_nothing(
     assert not list(tmp_path.glob("x*"))
 
 
+@pytest.mark.slow
 def test_the_end_of_out_chooses_also_of_info(run: Path, call: Callable[..., Outcome], tmp_path: Path) -> None:
     assert call("info", run, "--out", tmp_path / "a.csv")[0] == 0
     assert pl.read_csv(tmp_path / "a.csv")["rank"].to_list() == [0, 1]

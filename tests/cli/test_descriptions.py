@@ -33,6 +33,7 @@ def test_a_report_with_few_threads_ends(run: Path, threads: str) -> None:
     assert (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_strict_fails_each_time(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "kineto_trace_1.json").write_text((run / "kineto_trace_1.json").read_text()[:900])
     for _ in range(2):

@@ -110,6 +110,7 @@ def test_the_pause_after_which_a_thread_follows_another(data: Path, tmp_path: Pa
     assert call(*pair(data, "nccl_ddp"), "--inter-thread-threshold", -1, "--out", tmp_path / "x")[0] == 2
 
 
+@pytest.mark.slow
 def test_strict_fails_on_data_loss(data: Path, tmp_path: Path, call: Call) -> None:
     out, cut = tmp_path / "x.etplus.json", tmp_path / "kineto.json.gz"
     whole = (data / "dlrm" / "kineto_trace_0.json.gz").read_bytes()

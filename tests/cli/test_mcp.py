@@ -432,6 +432,7 @@ def test_questions_go_before_preparation() -> None:
     assert order == ["answered", "waits", "prepared"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_opened_delays_no_question_about_others(
     runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,6 +457,7 @@ def test_a_run_that_is_being_opened_delays_no_question_about_others(
     assert len(calls) == 1 and jobs[0] is jobs[1]
 
 
+@pytest.mark.slow
 def test_preparation_ends_when_the_run_is_closed(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = OpenedRuns(runs.roots)
     opened.get_job("before")

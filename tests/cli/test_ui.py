@@ -156,6 +156,7 @@ VALUES = st.integers(-(2**70), 2**70).map(str) | st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(["overview", "slice", "names", "calls", "search", "event", "ready"]),

@@ -106,6 +106,7 @@ def test_numbered_calls_are_matched_and_clocks_estimated(seed: int, offsets: lis
             assert row["verdict"] != "agrees" or row["residual_ns"] <= 10_000
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), count=st.integers(1, 30))
 def test_calls_without_numbers_are_matched_in_order(seed: int, ranks: int, count: int) -> None:
@@ -114,6 +115,7 @@ def test_calls_without_numbers_are_matched_in_order(seed: int, ranks: int, count
     assert set(matched["how"]) == {"order"}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 10**6),

@@ -255,6 +255,7 @@ def test_steps_by_time_do_not_disturb_the_jobs_profiler(tmp_path: Path, script_s
     assert rank["steps"] == [4] and "kineto_trace_0.json.gz" in rank["files"]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_profiler_that_exits_past_the_guard_is_inactive() -> None:
     torch = pytest.importorskip("torch")

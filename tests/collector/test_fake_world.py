@@ -229,6 +229,7 @@ def test_sizes_ranks_and_options_are_checked(tmp_path: Path) -> None:
             etloom.collect([sys.executable, "train.py"], tmp_path / "run", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", ["SIG_DFL", "lambda *_: sys.exit(0)"])
 def test_sigterm_ends_all_ranks(tmp_path: Path, handler: str) -> None:
     """Also the ranks that have not started, and of a script that ends well on the signal."""

@@ -357,6 +357,7 @@ def test_stats_of_a_killed_run(tmp_path: Path, run: dict[str, Any], stats: dict[
     assert all(words in told[name] for name, words in stats.items())
 
 
+@pytest.mark.slow
 def test_losses_are_reported_for_the_affected_ranks(tmp_path: Path) -> None:
     """Also of a rank that left no file: that is a row of the run."""
     facts = {"sources": ["kineto", "et"], "steps_asked": "3:6", "start_ns": 1, "world_size": 3, "pid": 1}

@@ -289,6 +289,7 @@ loss.backward()
 """
 
 
+@pytest.mark.slow
 @scenario(UNSEEN)
 def test_backward_of_an_unrecorded_forward(trace: etloom.Trace) -> None:
     assert "SumBackward0" in names(trace) and "MmBackward0" in names(trace)
@@ -330,6 +331,7 @@ def test_nested_and_fake_tensors(trace: etloom.Trace) -> None:
     assert count(trace, "read.observer_failed") == 0
 
 
+@pytest.mark.slow
 @scenario("""observer.start()
 for _ in range(50):
     torch.zeros(1000)
@@ -432,6 +434,7 @@ def test_threads_record_concurrently(trace: etloom.Trace) -> None:
     assert count(trace, "read.duplicate_node_id") == 0
 
 
+@pytest.mark.slow
 @scenario(
     """
 from torch.profiler import profile, schedule

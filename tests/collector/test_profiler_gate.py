@@ -128,6 +128,7 @@ class _Occupied:
         return (lambda _: 0) if name == "etloom_gate_close" else getattr(self._library, name)
 
 
+@pytest.mark.slow
 def test_no_window_opens_while_an_operator_of_the_previous_one_runs(
     make_recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

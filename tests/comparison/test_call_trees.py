@@ -16,6 +16,7 @@ from etloom.core.trace import Job, Trace
 from support.small_traces import OperatorTraceBuilder
 
 
+@pytest.mark.slow
 def test_what_replaces_what_is_stated_at_the_lowest_common_operator(data: Path) -> None:
     cases = data / "cases" / "turn3"
     if not (cases / "attention_fused.json").exists():

@@ -27,6 +27,7 @@ def test_a_prediction_shows_its_changes_and_gives_a_job() -> None:
     assert etloom.analyze(prediction.job, "temporal-breakdown").height
 
 
+@pytest.mark.slow
 def test_a_dependency_graph_has_its_algorithms_as_methods() -> None:
     graph = etloom.graph(RUN)
     path = graph.critical_path()

@@ -12,6 +12,7 @@ import etloom
 from etloom.cli import main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["category", "family", "operator", "kernel", "collective", "rank"])
 def test_the_columns_are_those_of_differences(runs: tuple[Path, Path, Path], by: str) -> None:
     first, *others = runs
@@ -30,6 +31,7 @@ def test_the_columns_are_those_of_differences(runs: tuple[Path, Path, Path], by:
         assert sorted(pair.rows(), key=repr) == sorted(wanted, key=repr)
 
 
+@pytest.mark.slow
 def test_each_run_is_judged_against_the_first(
     runs: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

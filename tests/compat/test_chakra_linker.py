@@ -20,6 +20,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "host.json"), str(tmp_path / "device.json")
 
 
+@pytest.mark.slow
 def test_every_form_of_link_writes_the_same(files: tuple[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     named = {"chakra_host_trace": files[0], "chakra_device_trace": files[1], "output_file": str(out)}

@@ -36,6 +36,7 @@ def plus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "x.etplus.json"
 
 
+@pytest.mark.slow
 def test_an_et_plus_becomes_nodes(plus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "x.et"
     assert chakra_converter.main(["PyTorch", "--input", str(plus), "--output", str(out), "--simulate"]) == 0

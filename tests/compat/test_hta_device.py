@@ -117,6 +117,7 @@ def test_operators_kernels_and_sequences(data: Path) -> None:
     assert by_count["count"].is_monotonic_decreasing
 
 
+@pytest.mark.slow
 def test_annotations_and_the_kernels_in_them(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "nccl_ddp", include_last_profiler_step=True)
     on_device = analyzer.get_gpu_user_annotation_breakdown()
@@ -243,6 +244,7 @@ def test_the_bounds_of_a_step_on_its_device(data: Path) -> None:
     assert pieces["duration"].sum() * 1e3 == pytest.approx(found[0].path["time_ns"].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", list(DeviceType))
 def test_the_difference_of_two_traces_is_hta_s(data: Path, golden: Path, device: DeviceType) -> None:
     def labeled(label: str, name: str) -> LabeledTrace:
@@ -255,6 +257,7 @@ def test_the_difference_of_two_traces_is_hta_s(data: Path, golden: Path, device:
     pd.testing.assert_frame_equal(ours, pd.read_csv(file, index_col=0), check_dtype=False)
 
 
+@pytest.mark.slow
 def test_added_removed_and_unchanged_operators(tmp_path: Path) -> None:
     from support import small_traces
 

@@ -198,6 +198,7 @@ def test_frames_are_htas(data: Path) -> None:
     assert table["s_cat"].loc[25545] == "kernel"
 
 
+@pytest.mark.slow
 def test_communication_is_in_the_frame(data: Path) -> None:
     analyzer = TraceAnalysis(trace_files={0: str(data / "nccl_ddp" / "kineto_trace_0.json.gz")})
     table = analyzer.t.get_trace(0)
@@ -208,6 +209,7 @@ def test_communication_is_in_the_frame(data: Path) -> None:
     ).all()
 
 
+@pytest.mark.slow
 def test_counters_are_by_kernel_with_the_operators_around_its_launch(tmp_path: Path) -> None:
     (found,) = analyzer_of(tmp_path, COUNTER_EVENTS).get_cupti_counter_data_with_operators([0])
     assert found["name"].tolist() == ["gemm", "gemm", "alone"] and set(found["cat"]) == {
@@ -254,6 +256,7 @@ def test_a_rank_without_gpu_activity_is_omitted_from_series(data: Path) -> None:
     assert len(analyzer.get_time_spent_blocked_on_full_queue({})) == 0
 
 
+@pytest.mark.slow
 def test_counters_are_written_into_a_trace_next_to_the_file(tmp_path: Path) -> None:
     analyzer = analyzer_of(tmp_path, RUN)
     before = (tmp_path / "kineto_trace_0.json").read_bytes()
@@ -275,6 +278,7 @@ def test_counters_are_written_into_a_trace_next_to_the_file(tmp_path: Path) -> N
         analyzer.generate_trace_with_counters(ranks=[3])
 
 
+@pytest.mark.slow
 def test_counters_of_compressed_traces_are_written_next_to_them(data: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         shutil.copy(data / "hta_multirank" / f"sampled_rank-{rank}.json.gz", tmp_path)

@@ -89,6 +89,7 @@ def test_traces_are_parsed_with_the_times_of_the_file_and_loaded_from_zero(data:
     assert t.get_trace(1).equals(analyzer.t.get_trace(1))
 
 
+@pytest.mark.slow
 def test_a_trace_accepts_htas_positional_arguments_and_must_be_read_first(run: Path) -> None:
     trace = Trace(trace_dir=str(run))
     with pytest.raises(EtloomError, match="call parse_traces"):
@@ -98,6 +99,7 @@ def test_a_trace_accepts_htas_positional_arguments_and_must_be_read_first(run: P
     assert trace.is_parsed
 
 
+@pytest.mark.slow
 def test_filters_select_what_they_name(data: Path) -> None:
     t = Trace(trace_dir=data / "hta_multirank")
     t.parse_traces()

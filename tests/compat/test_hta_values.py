@@ -64,6 +64,7 @@ def test_allowed_annotations_keep_their_rows(tmp_path: Path) -> None:
     assert without.set_index("name")["sum (us)"].to_dict() == {"large": 50, "others": 26}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [-1, 0, 1])
 def test_at_least_one_candidate(data: Path, count: int) -> None:
     files = {rank: next((data / "dlrm").glob(f"kineto_trace_{rank}*")) for rank in range(2)}
@@ -128,6 +129,7 @@ def test_delays_of_mtia_operators(tmp_path: Path) -> None:
     assert (row["avg_aten_op_launch_delay"], row["avg_runtime_delay"]) == (4, 26)
 
 
+@pytest.mark.slow
 def test_files_as_a_list_by_relative_names_and_in_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_bad_values_are_value_errors(tmp_path: Path) -> None:
         labeled.extract_ops(rank="bad")
 
 
+@pytest.mark.slow
 def test_extracted_operators_have_the_index_of_the_frame(data: Path) -> None:
     labeled = LabeledTrace("a", trace_dir=data / "hta_multirank")
     step = labeled.iterations()[1]
@@ -220,6 +223,7 @@ def test_differences_are_drawn(tmp_path: Path, quantity: str) -> None:
         draw(table[["diff_counts"]], show_image=False)
 
 
+@pytest.mark.slow
 def test_kernels_with_annotations_are_numbered_as_in_hta(data: Path) -> None:
     work = TraceAnalysis(trace_dir=data / "nccl_ddp").get_gpu_kernels_with_user_annotations(0)
     assert work.index.tolist() == list(range(len(work)))
@@ -246,6 +250,7 @@ def test_overlays_contain_the_trace_outside_the_annotation(tmp_path: Path) -> No
     assert names[False] == names[True] | {"aten::add"}
 
 
+@pytest.mark.slow
 def test_the_arrows_of_an_overlay_are_htas(tmp_path: Path) -> None:
     """The host waits for a kernel. Times in the overlay begin with the first event, at 100 us here."""
     correlated = {"correlation": 1}

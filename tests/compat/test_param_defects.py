@@ -71,6 +71,7 @@ def test_a_missing_group_is_all_ranks(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_list_of_groups_that_was_cut_off_and_a_second_one(tmp_path: Path) -> None:
     """Groups whose names are no numbers, in two nodes, of which one ends in the middle of its second group."""
     first = [
@@ -96,6 +97,7 @@ def test_the_root_is_the_recorded_one(tmp_path: Path) -> None:
     assert [own[0].root for own in planned(record(tmp_path / "run", nodes)).calls] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("its_group", [["g1", "tp"], ["", ""]])
 def test_a_wait_that_does_not_name_its_group(tmp_path: Path, its_group: list[str]) -> None:
     """Two calls in flight; the second is waited for before a third."""
@@ -107,6 +109,7 @@ def test_a_wait_that_does_not_name_its_group(tmp_path: Path, its_group: list[str
     assert [call.waits_for for call in made.calls[0]] == [(), (), (1,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm", "nccl_ddp", "et_schemas/1.1.0-chakra.0.0.4_resnet_2gpu.json.gz"])
 def test_recordings_that_end_it(data: Path, name: str) -> None:
     """Schemas 1.0.1, 1.0.3 and 1.1.0; of the last two one rank was recorded."""
@@ -121,6 +124,7 @@ def test_recordings_that_end_it(data: Path, name: str) -> None:
     assert made.skipped == ()
 
 
+@pytest.mark.slow
 def test_gaps_of_an_execution_trace_with_times(data: Path) -> None:
     gaps = [call.gap_ns for call in plan_replay(open_run(data / "cpu/pp_4"), 4).calls[0]]
     assert gaps[0] is None and all(gap is not None and gap > 0 for gap in gaps[1:])

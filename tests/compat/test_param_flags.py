@@ -87,6 +87,7 @@ def test_flags_of_the_run(
     assert (rest.address, rest.port) == (None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_rendezvous_of_processes(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("--trace-path", str(data / "dlrm"), "--master-ip", "10.0.0.1", "--master-port", "29500")

@@ -118,6 +118,7 @@ def test_a_parser_takes_no_more_than_it_has_room_for() -> None:
         parser.room(2**64 - 1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=9), max_size=20))
 def test_texts_become_a_column(texts: list[str]) -> None:
     encoded = [text.encode("utf-8", "replace") for text in texts]

@@ -210,6 +210,7 @@ def test_a_call_belongs_to_the_event_it_starts_in_and_an_annotation_keeps_operat
     assert parents(events(rows)) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_python_functions_do_not_change_which_operator_is_around(draw: random.Random) -> None:
@@ -454,6 +455,7 @@ def test_times_before_zero_are_charged_too() -> None:
     assert at.exclusive.tolist() == [50, 10]
 
 
+@pytest.mark.slow
 def test_functions_that_all_cross_each_other_do_not_take_quadratic_time() -> None:
     """Half a second; minutes if each was compared with all before it. Only a hostile file has such functions."""
     count = 200_000

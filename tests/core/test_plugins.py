@@ -73,6 +73,7 @@ def test_an_analysis_of_another_package_is_one_of_ours(
     assert re.search(r"--top INTEGER +\[default: 2\]", call("analyze", "shop-count", "--help")[1])
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_runs(run: Path, install: Install, call: Callable[..., Outcome]) -> None:
     source = read_page_example(0)
     assert len(source.strip().splitlines()) <= 20
@@ -299,6 +300,7 @@ def test_a_rank_that_is_not_there(run: Path) -> None:
         Job({})[0]
 
 
+@pytest.mark.slow
 def test_the_result_of_a_simulation_has_a_short_repr_and_a_table(run: Path) -> None:
     done = etloom.simulate(etloom.open(run), "kernel:gemm x0.5")
     assert re.fullmatch(

@@ -88,6 +88,7 @@ def test_parse_distinct_gives_nested_values_in_place_of_the_text() -> None:
     assert parsed.rows() == [(1, [1, 2]), (2, [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [

@@ -111,6 +111,7 @@ def test_with_one_processor_a_report_keeps_no_run(run: Path, monkeypatch: pytest
     assert etloom.open(run, for_report=True, jobs=2).stored is not None
 
 
+@pytest.mark.slow
 def test_answers_are_added_to_ranks_that_were_read_before(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 3)
     monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
@@ -125,6 +126,7 @@ def test_answers_are_added_to_ranks_that_were_read_before(run: Path, monkeypatch
     assert etloom.analyze(job, "stragglers").equals(etloom.analyze(plain, "stragglers"))
 
 
+@pytest.mark.slow
 def test_damaged_answers_are_removed_and_added_again(run: Path) -> None:
     expected = etloom.analyze(etloom.open(run), "stragglers")
     gc.collect()
@@ -135,6 +137,7 @@ def test_damaged_answers_are_removed_and_added_again(run: Path) -> None:
         assert etloom.analyze(job, "stragglers").equals(expected)
 
 
+@pytest.mark.slow
 def test_an_interrupted_addition_continues_where_it_stopped(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +204,7 @@ def test_without_a_usable_cache_the_run_is_loaded(
     assert job.stored is None and job.ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_failed_addition_leaves_no_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written are the tables of both ranks, but not their answers."""
 

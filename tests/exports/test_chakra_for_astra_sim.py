@@ -98,6 +98,7 @@ def test_a_rank_that_starts_later_has_a_start_node(run: Job, tmp_path: Path) -> 
     assert ends[1] - ends[0] == 5_000_000
 
 
+@pytest.mark.slow
 def test_the_delay_of_a_communication_does_not_occupy_the_device(run: Job, tmp_path: Path) -> None:
     stripped = run[0].replace(comms=run[0].comms.head(0))
     chakra.write(stripped, tmp_path / "job.et")
@@ -108,6 +109,7 @@ def test_the_delay_of_a_communication_does_not_occupy_the_device(run: Job, tmp_p
     assert etloom.read(tmp_path / "job.0.et").comms["collective"].cast(pl.String).to_list() == ["all_reduce"]
 
 
+@pytest.mark.slow
 def test_a_single_rank_has_its_number_in_the_name(run: Job, tmp_path: Path) -> None:
     etloom.export(run[1], tmp_path / "job.et")
     etloom.export(run[1], tmp_path / "other.1.et")
@@ -131,6 +133,7 @@ def test_overlapping_work_of_one_resource_counts_once() -> None:
     assert count_overlaps_once(apart)["duration_micros"].to_list() == [10, 10, 2]
 
 
+@pytest.mark.slow
 def test_computations_state_their_operations_and_bytes_for_a_roofline(data: Path, tmp_path: Path) -> None:
     trace = etloom.open(data / "simple_add")[0]
     etloom.export(trace, tmp_path / "job.et")
@@ -143,6 +146,7 @@ def test_computations_state_their_operations_and_bytes_for_a_roofline(data: Path
     assert etloom.lint(tmp_path / "job.0.et").findings == []
 
 
+@pytest.mark.slow
 def test_copies_between_host_and_device_become_memory_nodes(tmp_path: Path) -> None:
     run = RankBuilder()
     for at, name in enumerate(

@@ -34,6 +34,7 @@ def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "colour" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_linked_trace_as_chakra_json(run: Job, tmp_path: Path) -> None:
     etloom.export(run[0], tmp_path / "x.chakra.json")
     etloom.export(run[0], tmp_path / "x.et")
@@ -46,6 +47,7 @@ def test_a_linked_trace_as_chakra_json(run: Job, tmp_path: Path) -> None:
         etloom.export(run, tmp_path / "y.chakra.json")
 
 
+@pytest.mark.slow
 def test_a_chakra_file_becomes_chakra_json_unless_another_format_is_named(run: Job, tmp_path: Path) -> None:
     source = tmp_path / "x.0.et"
     etloom.export(run[0], tmp_path / "x.et")

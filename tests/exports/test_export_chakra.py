@@ -46,6 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return etloom.open(small_traces.write_run(tmp_path_factory.mktemp("run")), use_cache=False)
 
 
+@pytest.mark.slow
 def test_a_small_run_node_by_node(run: Job, tmp_path: Path) -> None:
     etloom.export(run[0], tmp_path / "x.et")
     found = [
@@ -149,6 +150,7 @@ def _node_bytes(name: str, kind: str, values: list[Any]) -> list[bytes]:
     return made
 
 
+@pytest.mark.slow
 def test_every_message_is_as_protobuf_would_write_it(own: Path, tmp_path: Path) -> None:
     for trace in _own_traces(own):
         etloom.export(trace, tmp_path / "x.et")
@@ -187,6 +189,7 @@ def test_a_simulated_job_runs_as_it_was_recorded(seed: int) -> None:
             assert did <= would < did + 1
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(10))
 @given(st.integers(0, 10**6))
 def test_nodes_of_any_trace_follow_their_dependencies_and_start_no_earlier_than_them(seed: int) -> None:
@@ -434,6 +437,7 @@ ACCURACY = {
 """How far the makespan of dependencies alone, and that on a simulator's resources, is from the recorded one."""
 
 
+@pytest.mark.slow
 def test_delays_of_a_stream_do_not_delay_another_one(tmp_path: Path) -> None:
     """Stream 8 waits for something that was not recorded while stream 7 works; the host waits for stream 7."""
     rank = small_traces.RankBuilder().op("aten::mm", 0, 250)

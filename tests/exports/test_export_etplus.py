@@ -221,6 +221,7 @@ def test_an_et_plus_contains_one_iteration(data: Path, tmp_path: Path) -> None:
     assert stats["link.activity_outside_nodes"] == 10_356 - written == 10_095
 
 
+@pytest.mark.slow
 def test_a_rank_is_compared_with_that_of_the_trace(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

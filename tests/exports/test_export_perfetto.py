@@ -164,6 +164,7 @@ def test_ranks_read_back_as_a_job(tmp_path: Path) -> None:
     assert len(flows) == len(set(flows)) == 4
 
 
+@pytest.mark.slow
 def test_ranks_are_on_the_clock_of_the_reference(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -181,6 +181,7 @@ def test_running_kernels_are_counted_without_listing_pairs(tmp_path: Path) -> No
     assert _find_running_kernels(waits, events.events).height == 300
 
 
+@pytest.mark.slow
 def test_a_mixture_with_chakra_is_refused(tmp_path: Path) -> None:
     SEEDS["chakra"].write(tmp_path)
     assert etloom.lint(tmp_path).verdict is not None

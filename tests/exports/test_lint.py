@@ -467,6 +467,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["lint", str(folder / "job.comm_groups.json")]) == 1
 
 
+@pytest.mark.slow
 def test_an_export_without_sizes_has_nothing_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -459,6 +459,7 @@ def test_a_batch_continues_after_unreadable_ranks(run: Path, tmp_path: Path, bri
     assert counts[1:] == counts[:1] * 2
 
 
+@pytest.mark.slow
 def test_unreadable_ranks_are_stats_and_do_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +497,7 @@ def test_answers_of_other_code_are_computed_again(
     assert find_stored_answer(etloom.open(added.path), "stragglers", {}) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_graph_questions_of_large_runs_are_left_out_and_counted(run: Path, tmp_path: Path) -> None:
     (added,) = etloom.store_add(run, to=tmp_path / "store", jobs=1)

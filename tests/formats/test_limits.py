@@ -102,6 +102,7 @@ def test_the_limit_of_rows_holds_for_every_reader(
         formats.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARQUET)
 def test_repeated_values_are_refused_by_the_footer(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ def write_nulls(path: Path, rows: int, columns: int, *values: Any) -> None:
     pl.select(*values, **nulls).write_parquet(path, compression="zstd")
 
 
+@pytest.mark.slow
 def test_columns_without_values_are_no_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, path = 200_000, tmp_path / "gpu.parquet"
     hashes = pl.int_range(rows).hash().cast(pl.UInt8, strict=False, wrap_numerical=True).alias("v")

@@ -165,6 +165,7 @@ def test_a_damaged_folder_is_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_column_that_is_damaged_behind_a_valid_footer_is_one_line(job: Job, tmp_path: Path) -> None:
     saved = tmp_path / "saved.parquet"
     etloom.export(job, saved)
@@ -294,6 +295,7 @@ def read_small_trace() -> Trace:
         return etloom.open(small_traces.write_run(Path(folder), (0,)))[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(random_traces.traces, st.booleans())
 def test_a_trace_in_one_file_reads_back_equal_if_its_folder_is_trusted(trace: Trace, lazy: bool) -> None:

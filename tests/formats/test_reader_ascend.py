@@ -182,6 +182,7 @@ def test_databases_of_two_ranks_are_a_job(tmp_path: Path) -> None:
     assert etloom.open(tmp_path, use_cache=False).ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_database_with_much_before_its_schema_is_found(tmp_path: Path) -> None:
     path = tmp_path / "msprof_1.db"
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -268,6 +269,7 @@ def test_collectives_without_a_rank_are_counted(tmp_path: Path) -> None:
     assert dict(job[0].stats.select("name", "count").iter_rows())["read.no_rank"] == 3
 
 
+@pytest.mark.slow
 def test_links_of_operators_with_one_connection_are_not_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

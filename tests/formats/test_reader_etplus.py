@@ -211,6 +211,7 @@ def test_a_file_that_is_not_et_plus_is_one_line(text: str, tmp_path: Path) -> No
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, "text", 2**70, -1, [], {}, True, "NaN", 1e400])
 def test_any_field_may_be_anything(value: Any, tmp_path: Path) -> None:
     times = ("ts", "inclusive_dur", "exclusive_dur")

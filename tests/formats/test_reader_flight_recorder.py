@@ -203,6 +203,7 @@ def test_any_mutation_is_read_or_refused(
         assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, "text", -1, 2**70, [], {}, [[]], True, 0.5])
 def test_any_field_of_an_entry_may_be_anything(own: Path, value: Any, tmp_path: Path) -> None:
     dump = json.loads((own / "flight_recorder" / JSON).read_text())

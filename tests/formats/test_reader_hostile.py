@@ -532,6 +532,7 @@ def test_a_member_of_the_head_without_end_does_not_cost_the_events(
     assert value == "5" or trace.stats.filter(pl.col("severity") == "data_loss").height
 
 
+@pytest.mark.slow
 def test_no_line_about_leaked_objects(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text('{"schemaVersion":1,}')
     command = [sys.executable, "-m", "etloom", "info", str(tmp_path / "trace.json")]

@@ -403,6 +403,7 @@ def test_limits_on_rows_and_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read(written, tmp_path)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.randoms(use_true_random=False))
 def test_damaged_bytes_never_fail_otherwise(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, seed: int, chance: Any

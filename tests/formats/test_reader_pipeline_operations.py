@@ -66,6 +66,7 @@ def test_the_footer_of_a_long_file_is_read(tmp_path: Path) -> None:
     assert detect_format(path) == "pipeline-operations"
 
 
+@pytest.mark.slow
 def test_invalid_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     bad = [
         (0, 0, 0, 7, "gc", float("nan"), 1.0, 0, 0, 0),

@@ -166,6 +166,7 @@ def test_figures_are_those_of_a_plain_script(form: str, seed: int, tmp_path: Pat
     assert sum_up(open_rank(path)) == expected
 
 
+@pytest.mark.slow
 def test_layouts_and_versions_read_the_same(tmp_path: Path) -> None:
     recording = recordings.make_recording()
     usual = formats.read(recordings.write_rocpd(tmp_path / "a.db", recording))
@@ -211,6 +212,7 @@ def test_files_of_several_processes_in_a_folder_are_ranks(tmp_path: Path) -> Non
     assert isinstance(document, Job) and document.ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_other_values_of_json_and_csv_are_counted(tmp_path: Path) -> None:
     path = recordings.write_json(tmp_path / "a.json", recordings.make_recording())
     document = json.loads(path.read_text())
@@ -321,6 +323,7 @@ def test_processes_are_ranks(tmp_path: Path) -> None:
     assert [inferred[rank].events.height for rank in inferred.ranks] == [24, 24]
 
 
+@pytest.mark.slow
 def test_a_folder_of_databases_is_placed_by_the_environment(tmp_path: Path) -> None:
     for rank in range(2):
         recording = recordings.make_recording(3, rank, pid=100 - rank, rank=rank)

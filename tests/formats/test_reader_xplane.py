@@ -31,6 +31,7 @@ def counts(trace: Trace) -> dict[str, int]:
     return dict(trace.stats.select("name", "count").iter_rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_kernels_equal_the_sums_of_protobuf(data: Path, name: str) -> None:
     path = data / "xplane" / f"{name}.xplane.pb"
@@ -49,6 +50,7 @@ def test_kernels_equal_the_sums_of_protobuf(data: Path, name: str) -> None:
     assert launched.height == kernels.height
 
 
+@pytest.mark.slow
 def test_operations_have_the_time_of_their_kernels(data: Path) -> None:
     job = open_ranks(data / "xplane" / "jax_te_attention.xplane.pb")
     table = etloom.analyze(job[0], "xla-ops", top=1000)
@@ -140,6 +142,7 @@ def test_each_device_is_a_rank(tmp_path: Path) -> None:
         assert trace.kernels["bytes"].drop_nulls().to_list() == [4096]
 
 
+@pytest.mark.slow
 def test_a_folder_of_several_hosts(tmp_path: Path) -> None:
     write_gpus(tmp_path, "a.xplane.pb")
     write_gpus(tmp_path, "b.xplane.pb")
@@ -187,6 +190,7 @@ def test_a_value_of_an_event_replaces_that_of_its_name_for_this_event_only(tmp_p
     assert [(entry["flops"], entry["bytes_accessed"]) for entry in args] == [(7, 64), (1000, 64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 0.999])
 def test_a_truncated_file_is_read_to_its_end(data: Path, tmp_path: Path, share: float) -> None:
     whole = data / "xplane" / "jax_te_attention.xplane.pb"

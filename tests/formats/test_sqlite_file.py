@@ -121,6 +121,7 @@ def test_pages_hold_what_sqlite_says(tmp_path: Path, form: str) -> None:
         assert [name for name, _ in counts] == ["read.wrong_type"]
 
 
+@pytest.mark.slow
 def test_damaged_pages_hold_what_sqlite_says_or_are_left_to_it(tmp_path: Path) -> None:
     path, rng, read = tmp_path / "file.db", random.Random(5), 0
     write_mixed(path, "small pages")

@@ -72,6 +72,7 @@ def test_no_step_of_a_recording_ends_before_its_collectives(name: str, factor: i
     check_steps(Job({rank: linked(trace) for rank, trace in opened.items()}), factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [2, 100])
 def test_no_step_of_our_recording_ends_before_its_collectives(own: Path, factor: int) -> None:
     check_steps(etloom.open(own / "ddp_2"), factor)
@@ -108,6 +109,7 @@ def test_a_hidden_all_reduce_delays_its_step_on_a_slower_network(
     assert row["lower_bound_ns"][0] >= at_least * 1e6
 
 
+@pytest.mark.slow
 def test_both_steps_of_three_works_in_flight_wait(data: Path) -> None:
     table = etloom.simulate(data / "cases/turn3/async_three_waits", "comm:all_reduce group=0 x50").table
     assert table.filter(pl.col("scope") == "job")["lower_bound_ns"][0] >= 7.4e9
@@ -153,6 +155,7 @@ def test_backward_kernels_do_not_wait_for_the_reduction_before_them(tmp_path: Pa
     assert moved["adam"] > 1_000_000
 
 
+@pytest.mark.slow
 def test_a_rank_of_asynchronous_ranges_alone_has_a_graph(own: Path) -> None:
     trace = etloom.open(own / "ddp_2")[0]
     is_range = pl.col("name").cast(pl.String).str.starts_with("gloo:") & pl.col("depth").is_null()

@@ -77,6 +77,7 @@ def set_lags(contraction: ContractedGraph, lag: Int64Array) -> ChainLags:
     return lags
 
 
+@pytest.mark.slow
 @given(graphs(), st.data())
 def test_times_and_paths_equal_those_of_the_complete_graph(graph: Graph, data: Any) -> None:
     contraction, lag = contract(data, graph), draw_lags(data, graph)
@@ -96,6 +97,7 @@ def test_times_and_paths_equal_those_of_the_complete_graph(graph: Graph, data: A
         assert path.tolist() == algorithms.find_longest_path(graph, point, expected, lag).tolist()
 
 
+@pytest.mark.slow
 @given(graphs(), st.data())
 def test_every_edge_is_in_the_chain_between_two_kept_points(graph: Graph, data: Any) -> None:
     contraction = contract(data, graph)
@@ -113,6 +115,7 @@ def test_every_edge_is_in_the_chain_between_two_kept_points(graph: Graph, data: 
         assert contraction.recorded.last[chain] == graph.lag[edges[-1]]
 
 
+@pytest.mark.slow
 @given(graphs(), st.data())
 def test_grouped_edges_are_scaled_like_single_ones(graph: Graph, data: Any) -> None:
     contraction, m = contract(data, graph), len(graph.source)

@@ -133,6 +133,7 @@ def test_a_late_rank_is_named(data: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "explainable"),
     [
@@ -160,6 +161,7 @@ def saved(graph: Graph, lag: np.ndarray) -> float:
     )
 
 
+@pytest.mark.slow
 def test_half_the_kernel_time_of_a_device_bound_recording(data: Path) -> None:
     for name, expected in (("tracelens/h100_qwen.json.gz", 18.2), ("tracelens/mi300_qwen.json.gz", 22.8)):
         graph = build_graph(opened(data, name)).graph
@@ -224,6 +226,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Job:
     )
 
 
+@pytest.mark.slow
 def test_a_run_known_by_heart(run: Job) -> None:
     """The host runs from 100 to 1100 us, so kernels that end at 1000 and 1050 have that much to spare."""
     table = etloom.analyze(run, "critical-path")

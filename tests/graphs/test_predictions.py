@@ -73,6 +73,7 @@ def dependencies(seed: int) -> tuple[Job, DependencyGraph]:
 
 
 # In 1056 a stream waits for the last collective, and no work of it follows.
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1056, *slow_after(2, range(6))])
 def test_every_change_is_predicted_to_the_nanosecond(seed):
     assert errors(seed) == dict.fromkeys(CHANGES, 0)
@@ -84,6 +85,7 @@ def test_every_change_is_predicted_on_many_jobs(seed):
     assert errors(seed) == dict.fromkeys(CHANGES, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_after(1, range(3)))
 def test_known_minimum_latencies_explain_all_delays_with_edges_of_every_kind(seed):
     _, found = dependencies(seed)
@@ -134,6 +136,7 @@ def test_a_graph_in_which_waiting_is_work_predicts_wrongly():
     assert max(errors(0, mutate).values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_after(1, range(3)))
 def test_pieces_of_a_thread_tile_it(seed):
     _, found = dependencies(seed)
@@ -151,6 +154,7 @@ def test_pieces_of_a_thread_tile_it(seed):
     assert covered == sum(int(graph.time[v]) for v in ends) - sum(int(graph.time[v]) for v in begins)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_after(1, range(3)))
 def test_minimum_latencies_never_exceed_observed_ones_and_identity_holds(seed):
     job = jobs.job_of(jobs.simulate(jobs.programs(seed)))

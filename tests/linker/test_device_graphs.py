@@ -178,6 +178,7 @@ def test_without_a_capture_the_kernels_are_counted(tmp_path: Path) -> None:
     assert counts(trace) == {"without_capture": len(KERNELS)}
 
 
+@pytest.mark.slow
 def test_the_batch_of_the_iteration_decides_between_captures_of_the_same_kernels(tmp_path: Path) -> None:
     captures = [
         capture(KERNELS, start, f"capture_{size}_FULL", size)

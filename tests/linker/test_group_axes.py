@@ -112,6 +112,7 @@ def test_the_table_of_groups_states_where_the_axis_comes_from() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_recorded_runs(data: Path) -> None:
     pipeline, replicas = (etloom.open(data / "cpu" / name) for name in ("pp_4", "ddp_2"))
     for run, axis in ((pipeline, "pp"), (replicas, "dp")):

@@ -244,6 +244,7 @@ def test_linear_is_one_of_39_equal_iterations(data: Path) -> None:
     assert every.links.height == 39 * 928 and every.links["event"].is_unique().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "device"),
     [
@@ -258,6 +259,7 @@ def test_traces_of_two_programs_are_refused_with_figures(data: Path, host: str, 
         link(*read(data / f"{host}.json.gz", data / f"{device}.json.gz"))
 
 
+@pytest.mark.slow
 def test_ids_of_another_run_are_rejected_and_the_order_links(data: Path) -> None:
     trace = link(
         *read(
@@ -442,6 +444,7 @@ def test_ranks_that_differ_are_an_error_in_the_stats(data: Path) -> None:
     assert trace.stats.filter(pl.col("name") == "link.ranks_differ")["severity"].to_list() == ["error"]
 
 
+@pytest.mark.slow
 def test_links_in_the_file_are_kept(data: Path, tmp_path: Path) -> None:
     folder = data / "simple_add"
     paths = (folder / "benchmark_simple_add_et.json.gz", folder / "benchmark_simple_add_trace.json.gz")

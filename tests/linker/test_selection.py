@@ -176,6 +176,7 @@ def test_a_category_of_one_rank_is_one_of_the_run(job: Job) -> None:
     assert [names(part[rank])[-1] for rank in part] == ["ncclDevKernel_AllReduce_Sum", "ProfilerStep#3"]
 
 
+@pytest.mark.slow
 def test_the_error_of_an_analysis_names_filters_that_cause_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def search(rows: list[dict[str, Any]]) -> dict[int, int]:
     return pairs
 
 
+@pytest.mark.slow
 @given(OPERATORS)
 def test_backward_operators_are_matched_as_by_a_search_of_all_pairs(operators: list[tuple[Any, ...]]) -> None:
     operators = sorted(operators, key=lambda row: row[2])

@@ -66,6 +66,7 @@ def assert_equal(job: Job, expected: Job) -> None:
             assert_frame_equal(job[rank].table(name), table, categorical_as_str=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_thresholds")
 @pytest.mark.parametrize("limit", [None, 0])
 @pytest.mark.parametrize("part", ["", "kineto_trace_1.json"])
@@ -80,6 +81,7 @@ def test_a_run_from_the_cache_equals_the_run_that_was_read(
         assert_equal(job, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_thresholds")
 def test_a_changed_file_is_read_again(tmp_path: Path, runs: Path) -> None:
     run = small_traces.write_run(tmp_path / "run", (0, 1))
@@ -110,6 +112,7 @@ def test_a_damaged_rank_is_removed(monkeypatch: pytest.MonkeyPatch, file: str, l
     assert not run.locate(7).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_thresholds")
 def test_a_damaged_rank_is_read_again(tmp_path: Path, runs: Path) -> None:
     run = small_traces.write_run(tmp_path / "run", (0, 1))
@@ -120,6 +123,7 @@ def test_a_damaged_rank_is_read_again(tmp_path: Path, runs: Path) -> None:
     assert damaged.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_thresholds")
 @pytest.mark.parametrize("moment", ["write_meta", "pack_tables"])
 def test_what_a_killed_process_wrote_is_not_opened(tmp_path: Path, runs: Path, moment: str) -> None:
@@ -184,6 +188,7 @@ def test_the_runs_used_longest_ago_go_first(runs: Path, monkeypatch: pytest.Monk
     assert list_keys(runs) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_thresholds")
 @pytest.mark.parametrize("table_bytes", [None, 0])
 def test_the_cache_stays_within_its_limit(
@@ -205,6 +210,7 @@ def test_an_unwritable_folder_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -
     assert CachedRun("k").open(7) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_thresholds")
 def test_a_cache_that_became_read_only_is_still_read(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch

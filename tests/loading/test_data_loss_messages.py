@@ -74,6 +74,7 @@ def test_verbs_that_list_data_loss_do_not_repeat_it(
     assert "in doubt" not in err and err.count("read.truncated: 1 ") == 1
 
 
+@pytest.mark.slow
 def test_a_cut_trace_of_a_gpu_is_not_one_of_a_cpu(cut: Path, call: Callable[..., Outcome]) -> None:
     told = json.loads(call("info", cut, "--format", "json")[1])
     assert told["devices"] == {"GPU of the test (the file ends before its work)": 1, "GPU of the test": 1}
@@ -178,6 +179,7 @@ DIFFER = (
 )
 
 
+@pytest.mark.slow
 def test_an_execution_trace_of_another_process_is_reported(data: Path, call: Callable[..., Outcome]) -> None:
     job = etloom.open(data / "nccl_ddp", use_cache=False)
     rows = (

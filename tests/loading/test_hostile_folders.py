@@ -219,6 +219,7 @@ def test_a_ring_is_recognized_only_in_files_of_our_observer(
     assert json.loads(call("info", tmp_path / "b.json", "--format", "json")[1])["rings"] == []
 
 
+@pytest.mark.slow
 def test_a_ring_stated_by_a_file_of_tables_is_checked(tmp_path: Path, call: Call) -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     (tmp_path / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))

@@ -204,6 +204,7 @@ def test_a_companion_states_the_rank_of_a_single_folder(tmp_path: Path) -> None:
         assert etloom.open(path, use_cache=False).ranks == [3]
 
 
+@pytest.mark.slow
 def test_dumps_whose_names_hold_the_host_and_the_rank(data: Path, tmp_path: Path) -> None:
     source = next(
         path for path in (data / "flight_recorder").rglob("*") if path.is_dir() and list(path.glob("*0*"))

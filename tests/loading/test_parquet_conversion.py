@@ -65,6 +65,7 @@ def test_equal_times_and_a_trace_without_events(tmp_path: Path) -> None:
         assert whole.events.height == len(events)
 
 
+@pytest.mark.slow
 def test_a_truncated_file_is_read_up_to_the_cut(tmp_path: Path, data: Path) -> None:
     text = gzip.decompress((data / "critical_path/alexnet.json.gz").read_bytes())
     file = tmp_path / "cut.json"
@@ -73,6 +74,7 @@ def test_a_truncated_file_is_read_up_to_the_cut(tmp_path: Path, data: Path) -> N
     assert "read.truncated" in whole.stats["name"].to_list()
 
 
+@pytest.mark.slow
 def test_convert_spills_above_a_size(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = data / "critical_path/alexnet.json.gz"
     monkeypatch.setattr(loading.file_reading, "SPILL_BYTES", 1)

@@ -44,6 +44,7 @@ def write_other(folder: Path, tool: str) -> tuple[Path, int]:
     return write_unitrace(folder / "app.4100.json", LAUNCHES, 7_000_000), 7_000_000_000 - ZERO
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [slice(0, None), slice(120, 240)], ids=["whole", "some steps"])
 @pytest.mark.parametrize("recorded", RECORDED)
 @pytest.mark.parametrize("tool", TOOLS)
@@ -66,6 +67,7 @@ def test_kernels_of_one_profiler_join_the_operators_of_another(
     assert example.startswith(f"{TOOLS[tool]} with kineto: 100.0% of ")
 
 
+@pytest.mark.slow
 def test_a_folder_with_both_recordings_is_one_rank(tmp_path: Path) -> None:
     write_kineto(tmp_path / "kineto.json", LAUNCHES, calls=False, kernels=False)
     write_other(tmp_path, "unitrace")
@@ -90,6 +92,7 @@ def test_clocks_that_drift_apart_are_fitted_with_a_line(tmp_path: Path, tool: st
     assert trace.meta["profiler_join"]["drift"] == pytest.approx(5e-6, rel=0.05)
 
 
+@pytest.mark.slow
 def test_recordings_of_minutes_are_fitted(tmp_path: Path) -> None:
     """The first estimate of the offset is then coarser than events are apart from each other."""
     launches = [

@@ -456,6 +456,7 @@ def test_memory_that_is_available_is_less_than_there_is() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_linked_once_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
@@ -529,6 +530,7 @@ def test_an_export_of_several_ranks_next_to_their_traces_is_skipped(tmp_path: Pa
         etloom.open(run / "all.json.gz")
 
 
+@pytest.mark.slow
 def test_the_folder_of_chakras_collection_script(tmp_path: Path) -> None:
     """combine_trace.sh leaves host, device and linked traces and the converted ones: all belong to their ranks."""
     run = small_traces.write_run(tmp_path / "run")

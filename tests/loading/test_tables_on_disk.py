@@ -82,6 +82,7 @@ def test_without_memory_only_the_last_used_rank_keeps_its_tables(run: Path) -> N
         assert held(job) == [2 * (rank == one) for one in RANKS]
 
 
+@pytest.mark.slow
 def test_cached_values_are_evicted_with_the_tables(run: Path) -> None:
     job, asked = etloom.open(run, max_table_bytes=0), []
 
@@ -192,6 +193,7 @@ def test_a_replaced_table_is_kept_and_a_pickle_contains_all(run: Path) -> None:
     assert again.kernels.equals(trace.kernels)
 
 
+@pytest.mark.slow
 def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_step_annotations_outside_any_stack_have_a_step_time(tmp_path: Path) -> 
     assert judge_regression([flat], [job], 3.0)["verdict"].to_list() == ["passed"]
 
 
+@pytest.mark.slow
 def test_a_step_number_beyond_64_bits_is_not_a_step(tmp_path: Path) -> None:
     job = opened(tmp_path, [small_traces.complete_event("user_annotation", f"ProfilerStep#{10**22}", 1, 900, 1, 1),
                             small_traces.complete_event("cpu_op", "aten::mm", 5, 10, 1, 1)])  # fmt: skip
@@ -93,6 +94,7 @@ def test_a_step_number_beyond_64_bits_is_not_a_step(tmp_path: Path) -> None:
         etloom.analyze(job, "top-ops", top=10**30)
 
 
+@pytest.mark.slow
 def test_a_report_of_steps_without_length_and_work_without_names(tmp_path: Path) -> None:
     events = [
         small_traces.complete_event("user_annotation", f"ProfilerStep#{step}", step, 0, 1, 1)
@@ -110,6 +112,7 @@ def test_a_report_of_steps_without_length_and_work_without_names(tmp_path: Path)
     assert etloom.analyze(job, "memory-bandwidth-summary").height == 1
 
 
+@pytest.mark.slow
 def test_ranks_of_different_time_bases_are_reported(data: Path) -> None:
     device, host = etloom.open(data / "dlrm")[0], etloom.open(data / "cpu/ddp_2")[1]
     found = etloom.diff(Job({0: device, 1: host}), Job({0: device}))

@@ -79,6 +79,7 @@ def configure(build: Path, *options: str, **env: str) -> str:
     return " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_error_names_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     make = shutil.which("make")

@@ -90,6 +90,7 @@ def test_sizes_follow_a_smaller_world(data: Path) -> None:
     assert {(one.rank, one.reason) for one in pipeline.skipped} == {(1, "its peer, rank 2, is not replayed")}
 
 
+@pytest.mark.slow
 def test_first_only_and_scale(tmp_path: Path) -> None:
     barrier = {"collective_name": "barrier", "global_rank_start": 0, "global_rank_stride": 1}
     job = etloom.open(

@@ -131,6 +131,7 @@ def test_a_reused_storage_id_is_a_new_tensor_and_tensors_are_freed_after_their_l
     assert machine.peak_bytes == 3 * 4 << 18  # x, and one result while the next is made
 
 
+@pytest.mark.slow
 def test_operators_may_return_other_shapes_if_these_depend_on_values(tmp_path: Path) -> None:
     x = torch.tensor([0.0, 1.0, 0.0, 2.0])
 
@@ -435,6 +436,7 @@ def test_integers_written_by_steps_are_reset_in_each_pass(tmp_path: Path) -> Non
         machine.run()  # the second pass would read beyond the table, were they not
 
 
+@pytest.mark.slow
 def test_recorded_ranges_of_integers_apply_within_valid_values(tmp_path: Path) -> None:
     schema = "aten::embedding(Tensor weight, Tensor indices) -> Tensor"
 

@@ -49,6 +49,7 @@ def stats(trace: etloom.Trace | None) -> dict[str, tuple[str, int, str]]:
     return {name: (severity, count, example) for name, severity, count, example in trace.stats.rows()}
 
 
+@pytest.mark.slow
 def test_operators_that_do_not_fit_are_omitted_and_reported_before_the_run(tmp_path: Path) -> None:
     """The third operator takes 8 MB where 4 are left; what would have been its result is made for the last."""
     nodes = [

@@ -78,6 +78,7 @@ def test_an_operator_runs_with_torch_alone(own: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "repro.py"]
 
 
+@pytest.mark.slow
 def test_a_script_has_the_recorded_shapes_strides_types_and_values(own: Path, tmp_path: Path) -> None:
     job = etloom.open(own / "ddp_2")
     event = find_event(job, "aten::addmm")
@@ -129,6 +130,7 @@ def is_autograd_excluded() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "caller", "is_below"),
     [
@@ -177,6 +179,7 @@ def run_kineto(folder: Path, name: str, dims: Any, **arguments: Any) -> Job:
     return OperatorTraceBuilder().operator(name, 0, 50, dims, **arguments).open(folder)
 
 
+@pytest.mark.slow
 def test_kineto_alone_suffices(tmp_path: Path) -> None:
     inputs = {
         "Input Dims": [[8, 4], [], [], []],
@@ -244,6 +247,7 @@ def test_kernels_and_missing_events_are_refused(tmp_path: Path, call: Callable[.
     assert (names["RECORDED_NS"], names["RECORDED_ON"]) == (20_000, "device")
 
 
+@pytest.mark.slow
 def test_another_folder_is_not_replaced(own: Path, tmp_path: Path) -> None:
     job = etloom.open(own / "ddp_2")
     event = find_event(job, "aten::addmm")

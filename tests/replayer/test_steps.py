@@ -44,6 +44,7 @@ def products(trace: Trace) -> dict[int, int]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timed", [True, False])
 def test_a_replay_annotates_the_recorded_steps(tmp_path: Path, timed: bool) -> None:
     recording = record(tmp_path, timed=timed)
@@ -71,6 +72,7 @@ def test_a_replay_of_one_step_is_of_that_step(tmp_path: Path) -> None:
     assert done.trace is not None and products(done.trace) == {4: 3}
 
 
+@pytest.mark.slow
 def test_a_replay_without_steps_annotates_none(tmp_path: Path) -> None:
     """Else all of it were one, and longer than any of the recording."""
     recording = record(tmp_path, marked=False)
@@ -79,6 +81,7 @@ def test_a_replay_without_steps_annotates_none(tmp_path: Path) -> None:
     assert not etloom.diff(recording, done.trace).stepped
 
 
+@pytest.mark.slow
 def test_an_interrupted_replay_annotates_complete_steps(tmp_path: Path) -> None:
     tried = []
 

@@ -53,6 +53,7 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_DATA", SAVED)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("saving", "in_process")
 def test_integers_have_their_saved_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     table, bag = torch.rand(100, 4), torch.nn.EmbeddingBag(100, 4, mode="sum")
@@ -245,6 +246,7 @@ def test_resources_are_searched_only_in_the_run(tmp_path: Path) -> None:
     assert resources_folder(run / "et_0.json", etloom.Trace({}, {"files": []})) is None
 
 
+@pytest.mark.slow
 def test_bags_begin_at_existing_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_DATA", SAVED)
     bag, ids, starts = torch.nn.EmbeddingBag(9, 2, mode="sum"), torch.arange(8), torch.tensor([0, 3, 6])

@@ -58,6 +58,7 @@ def test_an_operator_waits_for_calls_that_ended_before_it_began() -> None:
     assert until(row(is_async=False), row(), row()) == [None, None, None]
 
 
+@pytest.mark.slow
 def test_the_wait_of_ddp_comes_before_the_optimizer_needs_the_gradients(data: Path) -> None:
     job = etloom.open(data / "cpu" / "ddp_2")
     made = build_plan(job, operators=True)

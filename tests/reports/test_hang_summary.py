@@ -43,6 +43,7 @@ def hang(tmp_path: Path) -> Path:
     return write_dumps(tmp_path, {0: waits, 1: stopped}, {0: 60, 1: 0})
 
 
+@pytest.mark.slow
 def test_the_verdict_is_the_first_line(hang: Path) -> None:
     job = etloom.open(hang, use_cache=False)
     first = summarize_run(job).lines[0]
@@ -57,6 +58,7 @@ def test_dumps_of_different_times_are_one_run(hang: Path) -> None:
     assert "job.no_common_time" not in etloom.open(hang, use_cache=False).stats["name"].to_list()
 
 
+@pytest.mark.slow
 def test_dumps_without_a_hang_are_reported_as_such(tmp_path: Path) -> None:
     done = [(5, "completed"), (6, "completed")]
     job = etloom.open(write_dumps(tmp_path, {0: done, 1: done}, {0: 0, 1: 0}), use_cache=False)

@@ -67,6 +67,7 @@ def test_names_that_would_look_the_same_keep_more() -> None:
     assert shorten_labels([first, second]) == [f"{'k' * 100}{mark}{'k' * 26}…{'k' * 64}" for mark in "ab"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.text("ab<>(): ->,v", min_size=80, max_size=300) | st.sampled_from([ADD, MUL, POW]), max_size=6

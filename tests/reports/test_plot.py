@@ -39,6 +39,7 @@ def test_the_breakdown_has_the_shares_of_each_rank(job: Job) -> None:
     assert sums == {0: pytest.approx(100), 1: pytest.approx(100)}
 
 
+@pytest.mark.slow
 def test_the_critical_path_and_the_skew_have_the_times_of_their_analyses(job: Job) -> None:
     pytest.importorskip("altair", reason="altair is not installed")
     path = etloom.analyze(job, "critical-path", by="edge")

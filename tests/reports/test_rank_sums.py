@@ -68,6 +68,7 @@ def test_columns_have_one_scale() -> None:
     assert heights == [50, 0, 25, 75] and "b&lt;" in html
 
 
+@pytest.mark.slow
 def test_of_many_ranks_those_that_findings_name_are_drawn_first(data: Path) -> None:
     trace = open_run(data / "critical_path" / "simple_add.json.gz")[0]
     job = Job({rank: trace.replace(meta={**trace.meta, "rank": rank}) for rank in range(12)})

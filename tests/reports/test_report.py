@@ -130,6 +130,7 @@ def test_gpu_tracks_are_on_top_and_python_frames_apart() -> None:
     assert [(track["name"], track["folded"]) for track in alone["tracks"]] == [("thread 1, Python", False)]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 25)), min_size=1, max_size=60))
 def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
@@ -175,6 +176,7 @@ def test_of_too_many_events_the_longest_of_each_time_are_kept() -> None:
     assert sum(track["omitted"] for track in kept["tracks"]) == 150
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(traces)
 def test_any_trace_is_encoded(trace: Trace) -> None:
@@ -204,6 +206,7 @@ def test_colors() -> None:
     assert [COLORS[code][0] for code in list_color_codes(events)] == events["expected"].to_list()
 
 
+@pytest.mark.slow
 def test_the_summary_states_what_the_run_shows(job: Job) -> None:
     found = summarize_run(job)
     said = {sentence.topic: sentence for sentence in found.lines}
@@ -228,6 +231,7 @@ def test_the_summary_states_what_the_run_shows(job: Job) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_summary_counts_data_loss(job: Job) -> None:
     bad = Job({0: job[0].with_stats([("read.broken", "data_loss", 2, "x"), ("read.wrong", "error", 1, "y")])})
     trouble = next(sentence for sentence in summarize_run(bad).lines if sentence.topic == "Data loss")
@@ -371,6 +375,7 @@ def test_numbers() -> None:
         assert choose_column_format(pl.DataFrame({name: [1.5]}), name).header == header
 
 
+@pytest.mark.slow
 def test_write_is_repeatable(job: Job, tmp_path: Path) -> None:
     html_report.write_page(job, tmp_path / "a.html")
     html_report.write_page(job, tmp_path / "b.html")
@@ -459,6 +464,7 @@ def test_no_line_breaks_between_a_number_and_its_unit_and_backticks_are_code() -
     assert "a&lt;b" in told and "ask <code>etloom x</code>" in told
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_too_large_leaves_a_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'id="what-if-data"' in html_report.render_page(job)
     for name in ("MAX_EVENTS", "MAX_CHAINS", "MAX_BYTES"):
@@ -469,6 +475,7 @@ def test_a_graph_that_is_too_large_leaves_a_command(job: Job, monkeypatch: pytes
         assert "too large for a page; etloom simulate " in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "basis", "times"),
     [

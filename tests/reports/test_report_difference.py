@@ -53,6 +53,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
+@pytest.mark.slow
 def test_the_page_states_the_change_and_draws_the_steps(
     runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_the_page_states_the_change_and_draws_the_steps(
     assert "old → new" in page.texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("slow", "new"), ("slow", "new", "old")])
 def test_the_waterfall_sums_to_the_change_of_the_mean_step(tmp_path: Path, names: tuple[str, ...]) -> None:
     factors = {"old": 1.0, "new": 1.1, "slow": 1.31}
@@ -130,6 +132,7 @@ def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
     assert [(one["x"], one["width"]) for one in better] == [("20.0", "20.0"), ("40.0", "0.0")]
 
 
+@pytest.mark.slow
 def test_text_of_a_trace_is_not_markup_and_nothing_is_fetched(runs: tuple[Path, Path]) -> None:
     for pair in ((hostile_job(), etloom.open(runs[0])), (etloom.open(runs[0]), hostile_job())):
         page = render_page(etloom.diff(*pair))

@@ -90,6 +90,7 @@ def test_one_rank_states_what_is_unknown(data: Path) -> None:
     assert "A single rank does not show which rank waited" in page
 
 
+@pytest.mark.slow
 def test_an_execution_trace_alone_is_reported_without_times(data: Path, tmp_path: Path) -> None:
     job = open_run(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
     found = summarize_run(job)
@@ -307,6 +308,7 @@ def test_shares_leave_out_ranks_without_gpu_activity_if_others_have_some(tmp_pat
     assert lines["Compute"].text.endswith("per rank in total; rank 1 has no GPU activity and is left out")
 
 
+@pytest.mark.slow
 def test_steps_whose_gpu_activity_is_missing_are_counted(own: Path, tmp_path: Path) -> None:
     content = json.loads(gzip.decompress((own / "gpu_small" / "kineto_trace_0.json.gz").read_bytes()))
     events = content["traceEvents"]

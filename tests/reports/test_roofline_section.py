@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import etloom
 from etloom.core.trace import Job, Trace
@@ -13,6 +14,7 @@ from etloom.reports.roofline_section import MAX_ROWS, _render_point, render_roof
 from support.reports import HOSTILE
 
 
+@pytest.mark.slow
 def test_operators_lie_where_their_rates_say(data: Path) -> None:
     job = etloom.open(data / "nccl_ddp")
     html = render_roofline(job)

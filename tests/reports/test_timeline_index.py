@@ -140,6 +140,7 @@ def test_sums_are_those_of_all_events(rows: list[tuple[int, int, int, int]], sta
     assert len({call[1] for call in top}) == len(top)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100))
 @given(
     EVENTS,
@@ -181,6 +182,7 @@ def test_neighbors_are_those_of_the_row(rows: list[tuple[int, int, int, int]]) -
     assert index.find_neighbor(10**6, 1) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(traces)
 def test_any_trace_is_answered(trace: Trace) -> None:

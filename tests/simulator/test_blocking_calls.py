@@ -175,6 +175,7 @@ SAVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVED)
 def test_recordings_with_blocking_copies(name: str, data: Path) -> None:
     job = etloom.open(data / name, use_cache=False)

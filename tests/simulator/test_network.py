@@ -55,6 +55,7 @@ def job() -> Job:
     return Job({0: rank_of_two(0), 1: rank_of_two(1, 10)})
 
 
+@pytest.mark.slow
 def test_an_interval_of_times_that_vary_without_measure_is_finite(job: Job) -> None:
     prediction = etloom.predict(job)
     scenario = prediction.scenario.replace(deviations=dict.fromkeys(prediction.scenario.deviations, 1e6))

@@ -268,6 +268,7 @@ def test_classes_without_held_out_measurements_are_not_calibrated() -> None:
     assert explain_interval(["unfused kernels", "torch kernels"]) == "interval not calibrated: torch kernels"
 
 
+@pytest.mark.slow
 def test_a_recording_is_a_job() -> None:
     """Rank 0 of 16 of examples/train_gpt.py, --tensor 2 --pipeline 2, recorded in a fake world."""
     model = {

@@ -33,6 +33,7 @@ def whole_sizes(program: list[simulated_jobs.Do]) -> list[simulated_jobs.Do]:
     return [replace(do, sizes=(do.sizes[0] // 8 * 8,)) if do.what == "collective" else do for do in program]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "recorded", "ranks"), [(0, 2, 4), (1, 4, 8), (2, 4, 2)])
 def test_other_numbers_of_ranks_are_predicted_to_the_nanosecond(seed: int, recorded: int, ranks: int) -> None:
     program = whole_sizes(programs(seed, 30)[0])
@@ -141,6 +142,7 @@ def test_the_traces_of_new_ranks_name_their_groups(mesh_scenario: Scenario, tmp_
     assert matched["recorded"].unique().sort().to_list() == [2, 4]
 
 
+@pytest.mark.slow
 def test_arrivals_of_more_ranks_are_later_as_their_maximum_is() -> None:
     delays = {0: 0, 1: 0, 2: 3_000, 3: 3_000}
     scenario = describe_recording(Job({rank: make_rank(rank, delays) for rank in range(4)}))

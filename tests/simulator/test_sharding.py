@@ -133,6 +133,7 @@ def test_groups_along_both_axes_have_the_ranks_of_the_new_mesh(recorded: Scenari
     assert matched["recorded"].unique().to_list() == [4]
 
 
+@pytest.mark.slow
 def test_fewer_ranks_take_longer(recorded: Scenario) -> None:
     resized = resize(recorded, None, {"tp": 1})
     assert len(resized.template) == 2
@@ -142,6 +143,7 @@ def test_fewer_ranks_take_longer(recorded: Scenario) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_interval_is_wider_than_that_of_the_recording(recorded: Scenario) -> None:
     rows = [
         etloom.predict(recorded.recorded, **changes).table.filter(pl.col("scope") == "job").row(0, named=True)

@@ -132,6 +132,7 @@ def test_times_that_fit_no_clock_are_refused() -> None:
             simulate_with(job, [parse_change(text) for text in texts])
 
 
+@pytest.mark.slow
 def test_removed_operations_stay_removed() -> None:
     job = jobs.job_of(jobs.simulate(jobs.programs(0)))
     found = build_graph(job, FLOORS)
@@ -435,6 +436,7 @@ def test_a_path_through_unexplained_time_states_it(data: Path, capsys: pytest.Ca
         assert ("not reliable" in sentence.text) is not explained
 
 
+@pytest.mark.slow
 def test_questions_about_a_job_share_its_graph_and_stay_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     job = jobs.job_of(jobs.simulate(jobs.programs(0)))
     builds = []
@@ -456,6 +458,7 @@ def test_the_upper_bound_is_the_longer_time(data: Path) -> None:
     assert (table["upper_bound_ns"] > table["lower_bound_ns"]).any()
 
 
+@pytest.mark.slow
 def test_many_changes_cost_what_each_costs_and_give_the_same_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

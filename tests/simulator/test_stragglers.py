@@ -189,6 +189,7 @@ def test_a_job_of_equal_ranks_does_not_change(change: Any) -> None:
     assert np.array_equal(simulated.lower_bound, simulated.recorded)
 
 
+@pytest.mark.slow
 def test_only_ranks_of_the_same_program_are_peers() -> None:
     def rename(trace: Trace) -> Trace:
         events = trace.events.with_columns(

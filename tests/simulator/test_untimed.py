@@ -161,6 +161,7 @@ def test_messages_of_a_pipeline_give_its_bubble(tmp_path: Path) -> None:
     assert row["bubble_ns"] == pytest.approx(busy / 4, rel=1e-6)  # two stages, four micro-batches
 
 
+@pytest.mark.slow
 def test_missing_options_are_named(tmp_path: Path) -> None:
     run = write_trace(tmp_path / "run", communications=1)
     for options, message in (
