@@ -271,3 +271,11 @@ def test_parents_of_any_depth_are_written() -> None:
     ]
     writer = _native.PerfettoWriter()
     assert len(writer.add(",".join(names).encode())) > 50_000 and writer.damaged == 0
+
+
+def test_the_rank_that_another_file_stated_is_written(tmp_path: Path) -> None:
+    """Also if the rank comes from a file that has no distributedInfo."""
+    trace = small_traces.matrix_product(0).open(tmp_path)[0].replace(meta={"rank": 3})
+    for name in ("x.pftrace", "x.json"):
+        etloom.export(trace, tmp_path / name)
+        assert etloom.open(tmp_path / name).ranks == [3]

@@ -272,7 +272,7 @@ def test_files_that_are_not_read_name_their_tool_and_the_export(name: str, tmp_p
     [
         (["StringTable", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"], "nvprof", "nsys profile"),
         (["StepTraceTime"], "msprof-analyze", "kernel_details.csv"),
-        (["notes"], "no table of an Nsight export", "recording of a profiler"),
+        (["notes"], "no known profiler", "rocprofv3"),
     ],
 )
 def test_databases_that_are_not_read_name_their_tool(

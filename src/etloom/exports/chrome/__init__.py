@@ -179,7 +179,8 @@ def describe_rank(trace: Trace) -> dict[str, Any]:
     header: dict[str, Any] = {"schemaVersion": 1}
     header |= {key: value for key, value in meta.get("header", {}).items() if key not in excluded}
     header |= {"deviceProperties": meta.get("device_properties", [])}
-    return header | ({"distributedInfo": meta["distributed"]} if meta.get("distributed") else {})
+    distributed = meta.get("distributed") or ({} if trace.rank is None else {"rank": trace.rank})
+    return header | ({"distributedInfo": distributed} if distributed else {})
 
 
 def _format_header(traces: dict[int, Trace], base: int) -> bytes:

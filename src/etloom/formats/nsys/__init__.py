@@ -146,9 +146,15 @@ def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
     other = identify(tables=source.tables)
     if other is not None or not any(name.startswith((CUPTI, *_MAIN_TABLES)) for name in source.tables):
         reason = (
-            "has no table of an Nsight export" if other is None else f"is {other.name}, which is not read"
+            "is a SQLite database of no known profiler"
+            if other is None
+            else f"is {other.name}, which is not read"
         )
-        remedy = "open a recording of a profiler" if other is None else other.remedy
+        remedy = (
+            "open an export of Nsight Systems, rocprofv3, rocmProfileData or Ascend's profiler"
+            if other is None
+            else other.remedy
+        )
         raise ReadError(reason, where=path, remedy=remedy)
     header = about.read_meta(source)
     header["files"] = [str(path)]
