@@ -94,12 +94,12 @@ def test_damaged_shapes_show_nothing(dims: str | None) -> None:
 def run_product(
     folder: Path, sizes: list[list[int]], each_us: float, device: str | None, kernel: str = "gemm"
 ) -> Job:
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     for call in range(8):
-        made.operator("aten::mm", 100 * call, 50, sizes).kernel(
+        builder.operator("aten::mm", 100 * call, 50, sizes).kernel(
             kernel, 100 * call + 5, 2000 + call * each_us, each_us
         )
-    return made.open(folder, device)
+    return builder.open(folder, device)
 
 
 def titles(job: Job) -> list[str]:
@@ -143,11 +143,11 @@ def test_kernels_that_name_their_architecture_have_its_peaks(
 
 def test_arithmetic_without_a_known_peak_is_not_slow(tmp_path: Path) -> None:
     """An A100 has no units for 8-bit floats: that the memory needs 8 % of the time says nothing about the product."""
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     for call in range(8):
-        made.operator("aten::_scaled_mm", 100 * call, 50, [[4096, 4096]] * 2, dtype="c10::Float8_e4m3fn")
-        made.kernel("gemm", 100 * call + 5, 2000 + call * 400, 400)
-    job = made.open(tmp_path, "NVIDIA A100-SXM4-80GB")
+        builder.operator("aten::_scaled_mm", 100 * call, 50, [[4096, 4096]] * 2, dtype="c10::Float8_e4m3fn")
+        builder.kernel("gemm", 100 * call + 5, 2000 + call * 400, 400)
+    job = builder.open(tmp_path, "NVIDIA A100-SXM4-80GB")
     assert titles(job) == []
     assert etloom.analyze(job, "tasks", min_pct=0)["rests_on"].to_list() == []
 
@@ -172,15 +172,15 @@ def run_call(
     folder: Path, name: str, sizes: list[Any], values: list[str], dtype: str, kernel: str, before: Any = None
 ) -> Job:
     """A run of eight calls of an operator of 8 ms each; ``before``: an operator that prepares the keys."""
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     for call in range(8):
         at = 100 * call
         if before is not None:
             prepare, shapes, numbers = before
-            made.operator(prepare, at + 51, 20, shapes, dtype, **{"Concrete Inputs": numbers})
-        made.operator(name, at, 50, sizes, dtype, **{"Concrete Inputs": values})
-        made.kernel(kernel, at + 5, 2000 + 8000 * call, 8000)
-    return made.open(folder)
+            builder.operator(prepare, at + 51, 20, shapes, dtype, **{"Concrete Inputs": numbers})
+        builder.operator(name, at, 50, sizes, dtype, **{"Concrete Inputs": values})
+        builder.kernel(kernel, at + 5, 2000 + 8000 * call, 8000)
+    return builder.open(folder)
 
 
 IMAGES = [[64, 256, 28, 28], [256, 256, 3, 3], *[[]] * 7]

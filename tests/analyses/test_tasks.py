@@ -25,14 +25,14 @@ LARGE = [[8192, 4096], [4096, 8192]]
 
 def run_products(folder: Path, products: list[tuple[list[list[int]], float]], device: str | None) -> Job:
     """A run of products (shapes, us each): three calls of each, with a kernel that is named after its number."""
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     at = 0.0
     for number, (sizes, each) in enumerate(products):
         for _ in range(3):
             kernel = f"void gemm_{number}<float, 4>(int)"
-            made.operator("aten::mm", at, 50, sizes).kernel(kernel, at + 5, at + 10, each)
+            builder.operator("aten::mm", at, 50, sizes).kernel(kernel, at + 5, at + 10, each)
             at += each + 100
-    return made.open(folder, device)
+    return builder.open(folder, device)
 
 
 def work(sizes: list[list[int]]) -> tuple[float, float]:
@@ -190,11 +190,11 @@ def test_the_planted_operator_is_the_first_task(name: str, data: Path) -> None:
 @pytest.mark.parametrize("delay", [10, 190])
 def test_a_device_that_waits_for_the_host_is_stated_first(tmp_path: Path, launches: int, delay: int) -> None:
     """Each call takes 225 us on the host and 25 us on the device, which no faster kernel changes much."""
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     for call in range(launches):
-        made.operator("aten::mm", 225 * call, 225, [[1024, 1024]] * 2)
-        made.kernel("gemm", 225 * call + delay, 225 * call + delay + 6, 25)
-    job = made.open(tmp_path, "AMD Instinct MI300X")
+        builder.operator("aten::mm", 225 * call, 225, [[1024, 1024]] * 2)
+        builder.kernel("gemm", 225 * call + delay, 225 * call + delay + 6, 25)
+    job = builder.open(tmp_path, "AMD Instinct MI300X")
     first = etloom.analyze(job, "findings").row(0, named=True)
     assert first["pattern"] == "launch-bound" and first["title"].startswith("host-bound: the device ")
     assert first["cost_ns"] >= 100_000 * launches
@@ -204,11 +204,11 @@ def test_a_device_that_waits_for_the_host_is_stated_first(tmp_path: Path, launch
 
 
 def test_a_busy_device_has_no_remark_on_the_host(tmp_path: Path) -> None:
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     for call in range(3):
-        made.operator("aten::mm", 50 * call, 40, [[1024, 1024]] * 2)
-        made.kernel("gemm", 50 * call + 5, 20 + 400 * call, 400)
-    job = made.open(tmp_path, "AMD Instinct MI300X")
+        builder.operator("aten::mm", 50 * call, 40, [[1024, 1024]] * 2)
+        builder.kernel("gemm", 50 * call + 5, 20 + 400 * call, 400)
+    job = builder.open(tmp_path, "AMD Instinct MI300X")
     table = etloom.analyze(job, "tasks")
     assert table["device_pct"].item() > 95
     assert [line for line in tasks.remarks(table) if "idle" in line] == []
@@ -216,9 +216,9 @@ def test_a_busy_device_has_no_remark_on_the_host(tmp_path: Path) -> None:
 
 
 def test_operators_of_other_threads_neither_launch_nor_hide_the_idle_device(tmp_path: Path) -> None:
-    made = OperatorTraceBuilder().operator("aten::mm", 0, 10_000, [[1024, 1024]] * 2)
-    made.kernel("gemm", 500, 510, 100)
-    made.events.append(complete_event("cpu_op", "aten::relu", 0, 12_000, 10, 12))
-    findings = etloom.analyze(made.open(tmp_path, "AMD Instinct MI300X"), "findings")
+    builder = OperatorTraceBuilder().operator("aten::mm", 0, 10_000, [[1024, 1024]] * 2)
+    builder.kernel("gemm", 500, 510, 100)
+    builder.events.append(complete_event("cpu_op", "aten::relu", 0, 12_000, 10, 12))
+    findings = etloom.analyze(builder.open(tmp_path, "AMD Instinct MI300X"), "findings")
     row = findings.filter(pattern="launch-bound").row(0, named=True)
     assert (row["operator"], row["cost_ns"]) == ("aten::mm", 9_900_000)

@@ -265,7 +265,7 @@ def test_a_failure_of_polars_is_raised_once(run: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_file_that_becomes_readable_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_within_another_limit_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = executor.file_reading.read_file
 
     def refuse_rank_1(path: Path, *options: Any) -> Any:
@@ -275,5 +275,6 @@ def test_a_file_that_becomes_readable_is_read(run: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(executor.file_reading, "read_file", refuse_rank_1)
+        patch.setenv("ETLOOM_MAX_RATIO", "2")
         assert etloom.open(run).ranks == [0]
     assert etloom.open(run).ranks == [0, 1]

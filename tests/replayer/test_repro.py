@@ -161,12 +161,12 @@ def test_a_call_is_repeated_where_it_was_called(
 
 
 def test_equal_calls_are_those_of_one_caller(tmp_path: Path) -> None:
-    made = OperatorTraceBuilder()
+    builder = OperatorTraceBuilder()
     for call, (caller, length) in enumerate([("aten::add_", 10), ("aten::add_", 12), ("aten::mul_", 40)] * 3):
-        made.operator(caller, 1000 * call, 90, [[4], [4]]).operator(
+        builder.operator(caller, 1000 * call, 90, [[4], [4]]).operator(
             "aten::to", 1000 * call + 5, length, [[4]]
         )
-    job = made.open(tmp_path)
+    job = builder.open(tmp_path)
     for caller, time, calls in (("aten::add_", 11.0, 6), ("aten::mul_", 40.0, 3)):
         events = job[0].events.with_columns(pl.col("name").cast(pl.String))
         parents = events.filter(name=caller)["id"]
@@ -233,8 +233,8 @@ def test_events_without_a_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_kernels_and_missing_events_are_refused(tmp_path: Path, call: Callable[..., Outcome]) -> None:
-    made = OperatorTraceBuilder().operator("aten::mm", 0, 50, [[4, 4], [4, 4]]).kernel("gemm", 5, 10, 20)
-    job = made.open(tmp_path)
+    builder = OperatorTraceBuilder().operator("aten::mm", 0, 50, [[4, 4], [4, 4]]).kernel("gemm", 5, 10, 20)
+    job = builder.open(tmp_path)
     kernel = find_event(job, "gemm")
     with pytest.raises(
         EtloomError, match=r"is not an operator or collective; it belongs to event 0 \('aten::mm'\)"

@@ -91,7 +91,7 @@ def _sum_by_name(
     category, name = TextColumn(events["cat"]), TextColumn(events["name"])
     selected = np.full(category.null_code + 1, categories is None)
     if categories is not None:
-        selected[category.codes[category.is_in(categories)]] = True
+        selected[category.codes[category.match_values(categories)]] = True
     row, count, critical, least, low, high, most, total, critical_total = _native.sums_of_pairs(
         *(ends, rows_of_ids(events, pl.Series(graph.event)), slack, category.codes, name.codes),
         *(arrays.to_array(events["dur"], 0), selected),

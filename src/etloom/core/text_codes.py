@@ -7,7 +7,7 @@ whose names are the same, share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -62,7 +62,7 @@ class CodedColumn:
         """Return a mask of the rows that contain a match of a regular expression; null does not match."""
         return self._mark(_tabulate(_contains, pattern).look_up(self._texts, self._distinct).view(np.bool_))
 
-    def match_values(self, values: Sequence[str]) -> Mask:
+    def match_values(self, values: Collection[str]) -> Mask:
         """Return a mask of the rows whose text is one of ``values``."""
         return self._mark(match_codes(self._distinct, values))
 
@@ -91,9 +91,9 @@ def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
     return match_codes(read_codes(column), values)
 
 
-def match_codes(codes: Codes, values: Sequence[str]) -> Mask:
+def match_codes(codes: Codes, values: Collection[str]) -> Mask:
     """Return a mask of the rows whose text, of which ``codes`` are the codes, is one of ``values``."""
-    table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(values)
+    table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(tuple(values))
     if table.dtype != np.bool_:
         return np.isin(codes, table)
     return looked_up(table.view(np.uint8), codes, clip=True).view(np.bool_)

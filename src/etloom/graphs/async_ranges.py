@@ -169,7 +169,7 @@ def _find_pauses(
     """
     if not len(ranges.row) or not len(threads.owner):
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
-    is_engine = np.append(events.names.match_regex(_ENGINE), [False, False])[threads.owner]
+    is_engine = np.append(events.names.match_pattern(_ENGINE), [False, False])[threads.owner]
     rests = find_rests(threads, idle | is_engine)
     caller = np.where(ranges.issuer >= 0, events.threads[ranges.issuer], events.threads[ranges.row])
     pid = events.pid[ranges.row]
@@ -226,7 +226,7 @@ def _find_consumers(
         (_FINALIZATION, threads.start, is_reduction),
         (OPTIMIZER_PATTERN, threads.start, is_reduction),
     ):
-        points = places[on_stack & events.names.match_regex(pattern)]
+        points = places[on_stack & events.names.match_pattern(pattern)]
         add(_find_first_points(events, threads, ranges, hidden, points[points >= 0]), selected)
     add(_find_later_pauses(threads, ranges, hidden, pauses, index), ~is_message)
     return consumers

@@ -255,8 +255,8 @@ def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.S
             launch >= 0, launch, np.append(np.arange(len(events), dtype=np.int32), np.int32(-1))
         )
         masks = {
-            "operator": events.cats.is_in(categories.OPERATOR_CATEGORIES),
-            "module": events.names.match_regex(_MODULE),
+            "operator": events.cats.match_values(categories.OPERATOR_CATEGORIES),
+            "module": events.names.match_pattern(_MODULE),
         }
         for name in set(columns) & set(masks):
             enclosing[name] = np.append(

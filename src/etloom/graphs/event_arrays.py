@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ WAIT_NAMES = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
 """Names of host events whose purpose is to wait."""
 
 
-class TextColumn:
-    """A text column as integer ``codes`` (``null_code`` for null), so that predicates run once per distinct text."""
+class TextColumn(text_codes.CodedColumn):
+    """A text column whose integer ``codes`` have ``null_code`` for null."""
 
     def __init__(self, column: pl.Series) -> None:
+        super().__init__(column)
         self._column = column
-        self._codes = text_codes.read_codes(column)
         greatest = int(self._codes.max(initial=0))
         has_null = greatest == text_codes.ABSENT
         self.null_code = text_codes.count_codes(self._codes) if has_null else greatest + 1
@@ -41,14 +41,6 @@ class TextColumn:
         """Return an integer below 255 for the text of each of ``rows``; see `text_codes.compute_numbers`."""
         texts = arrays.take_rows(self._column, rows)
         return text_codes.compute_numbers(texts, function, *arguments)
-
-    def match_regex(self, expression: str) -> Mask:
-        """Return a mask of the rows that contain a match of a regular expression."""
-        return text_codes.match_pattern(self._column, expression)
-
-    def is_in(self, values: Collection[str]) -> Mask:
-        """Return a mask of the rows whose text is one of ``values``."""
-        return text_codes.match_codes(self._codes, tuple(values))
 
     def same_as(self, rows: NDArray[Any]) -> Mask:
         """Return a mask of the rows that have the same text as any of ``rows``; null equals null."""
@@ -113,7 +105,7 @@ class EventArrays:
     @shared_property
     def host(self) -> Mask:
         """Mask of the host events that have a start and a duration."""
-        return self.cats.is_in(categories.HOST_CATEGORIES) & self.timed
+        return self.cats.match_values(categories.HOST_CATEGORIES) & self.timed
 
     def rows(self, ids: pl.Series) -> Int32Array:
         """Return the row number of each event id; -1 for null and for an unknown id."""

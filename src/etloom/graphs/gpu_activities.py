@@ -110,7 +110,9 @@ def mask_communication(events: EventArrays, activities: GpuActivities) -> Mask:
     kinds = events.names.compute_numbers(
         activities.row, categories.number_kernel_type, "kernel", list_user_files()
     )
-    copies = events.cats.is_in(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[activities.row]
+    copies = events.cats.match_values(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[
+        activities.row
+    ]
     mask: Mask = (kinds == KERNEL_TYPES.index("communication")) & ~copies
     return mask
 

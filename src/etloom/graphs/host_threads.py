@@ -70,8 +70,8 @@ def mark_thread_events(events: EventArrays) -> tuple[Mask, int]:
     on_stack = events.host & (events.depth >= 0)
     is_work = (
         on_stack
-        & ~events.names.match_regex(_POLLING_CALLS)
-        & ~events.cats.is_in(categories.PYTHON_CATEGORIES)
+        & ~events.names.match_pattern(_POLLING_CALLS)
+        & ~events.cats.match_values(categories.PYTHON_CATEGORIES)
         & ~_mask_inside_ranges(events, thread)
     )
     threads = int(thread.max(initial=0)) + 1
@@ -120,9 +120,9 @@ def _mask_inside_ranges(events: EventArrays, thread: Int32Array) -> Mask:
 
 def mask_idle_segments(events: EventArrays, threads: HostThreads) -> Mask:
     """Return a mask of the thread segments that may be idle: no event is open, or it only annotates or waits."""
-    is_restful = events.cats.is_in(
+    is_restful = events.cats.match_values(
         categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES
-    ) | events.names.match_regex(WAIT_NAMES)
+    ) | events.names.match_pattern(WAIT_NAMES)
     # The owner of idle time is -1, and at the beginning of a thread -2.
     idle: Mask = np.append(is_restful, [False, True])[threads.owner]
     return idle
@@ -158,7 +158,7 @@ def add_inter_thread_edges(
     first = np.flatnonzero(threads.owner == -2)
     bounds = np.append(first, n)
     pids = events.pid[threads.row[first]]
-    backward = events.names.match_regex(_BACKWARD)[threads.row]
+    backward = events.names.match_pattern(_BACKWARD)[threads.row]
     # A thread is at rest after its last point.
     after = np.append(idle[1:] | (threads.owner[1:] == -2), True)
     before = idle | (threads.owner == -2)

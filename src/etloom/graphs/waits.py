@@ -106,7 +106,7 @@ def _find_consumers(
     """
     is_communication = mask_communication(events, activities)
     copies = categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES
-    is_work = ~is_communication & ~events.cats.is_in(copies)[activities.row]
+    is_work = ~is_communication & ~events.cats.match_values(copies)[activities.row]
     mixed = np.unique(activities.stream[is_work])
     unknown = np.flatnonzero(is_communication & ~np.isin(activities.stream, mixed) & (activities.launch >= 0))
     unknown = unknown[~np.isin(unknown, awaited)]
@@ -117,7 +117,7 @@ def _find_consumers(
     work = work[np.argsort(events.start[activities.launch[work]], kind="stable")]
     launched = events.start[activities.launch[work]]
     consumer = np.full(len(unknown), -1, np.int64)
-    is_reduction = events.names.match_regex(r"(?i)reduce")[activities.row[unknown]]
+    is_reduction = events.names.match_pattern(r"(?i)reduce")[activities.row[unknown]]
     calls = events.start[activities.launch]
     by_call = np.flatnonzero(activities.launch >= 0)
     by_call = by_call[np.argsort(calls[by_call], kind="stable")]
@@ -126,7 +126,7 @@ def _find_consumers(
         (OPTIMIZER_PATTERN, is_reduction),
         (steps.STEP_PATTERN, np.True_),
     ):
-        is_gate = events.host & events.names.match_regex(pattern)
+        is_gate = events.host & events.names.match_pattern(pattern)
         gates = np.sort(events.start[is_gate & ~is_recorded])
         if pattern == _STREAM_WAIT_NAME:
             following = np.append(by_call, -1)[np.searchsorted(calls[by_call], gates)]
@@ -163,7 +163,8 @@ def _find_ended_before(
 ) -> Int64Array:
     """Return for each late GPU activity the index of another stream's activity that it may have waited for, or -1."""
     stream_wait_starts = events.start[
-        events.names.match_regex(_STREAM_WAIT_NAME) & events.cats.is_in(categories.RUNTIME_CATEGORIES)
+        events.names.match_pattern(_STREAM_WAIT_NAME)
+        & events.cats.match_values(categories.RUNTIME_CATEGORIES)
     ]
     submitted = activities.by_call(submission, activities.start.min(initial=0))
     by_end = np.argsort(activities.end, kind="stable")
@@ -267,7 +268,7 @@ class SynchronizationEdges:
             return
         is_launch = (
             events.names.same_as(launched)
-            & events.cats.is_in(categories.RUNTIME_CATEGORIES)
+            & events.cats.match_values(categories.RUNTIME_CATEGORIES)
             & (threads.end >= 0)
         )
         calls = np.flatnonzero(is_launch)

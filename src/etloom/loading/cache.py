@@ -5,7 +5,8 @@
     CACHE/runs/run=KEY/.in-use      locked by the processes that have the run open
 
 The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
-a run consists of its files' paths, sizes and modification times, the options, and etloom's version and schema. The
+a run consists of its files' paths, sizes and modification times, the options and limits (a file beyond one is missing),
+and etloom's version and schema. The
 least recently used runs are removed when the total size exceeds ``$ETLOOM_CACHE_BYTES`` (default 4 GB).
 """
 
@@ -43,7 +44,7 @@ _REMOVED = ".removed-"
 _EARLIER_RUN = "[0-9a-f]" * 32
 """Folders of cached ranks of earlier versions."""
 _NO_LOCKS = (errno.ENOENT, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors where nothing can be locked, and so nothing is: there is no folder, or the file system has no locks."""
+"""Errors of a lock on a run that no process can have locked: it is gone, or its file system has no locks."""
 
 _written: dict[Path, int] = {}
 """Bytes that this process wrote to each cache folder since it last searched for runs to remove."""
@@ -70,7 +71,8 @@ def make_key(files: Sequence[Path], folder: Path | None = None, **options: Any) 
     schema = [
         (name, [(column.name, str(column.dtype)) for column in TABLES[name].columns]) for name in TABLES
     ]
-    facts = sorted({**options, "names": list_user_files()}.items())
+    limits = {name: value for name, value in os.environ.items() if name.startswith("ETLOOM_MAX_")}
+    facts = sorted({**options, "names": list_user_files(), "limits": limits}.items())
     text = json.dumps([compute_code_digest(), schema, states, facts], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -158,7 +158,7 @@ def plan_ranks(
     ]
     table_bytes = sum(text_bytes) * _TABLE_BYTES_PER_TEXT_BYTE
     exceeds_memory = len(files_by_rank) > 1 and table_bytes > max_table_bytes
-    is_stored = options.rank_folder is not None and not options.rank_folder.is_cache
+    is_stored = options.rank_folder is not None and not isinstance(options.rank_folder, CachedRun)
     storage = Storage.EVICTABLE if exceeds_memory or is_stored else Storage.MEMORY
     ranks: dict[int | None, RankPlan] = {}
     for rank, paths in files_by_rank.items():
@@ -178,7 +178,7 @@ def _choose_folder(
     ranks: Mapping[int | None, RankPlan], text_bytes: int, options: LoadOptions
 ) -> RankFolder | None:
     """Choose the folder in which the ranks of a run, with ``text_bytes`` of text in all, are saved."""
-    if (folder := options.rank_folder) is not None and not folder.is_cache:
+    if (folder := options.rank_folder) is not None and not isinstance(folder, CachedRun):
         return None if None in ranks else folder  # the rank of a single file is known once it is read
     if not options.use_cache or _reads_quickly(ranks.values(), text_bytes, options):
         return None

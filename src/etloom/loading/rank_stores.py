@@ -41,8 +41,6 @@ class RankFolder:
     The tables of its ranks keep it alive.
     """
 
-    is_cache = False
-
     def __init__(
         self,
         folder: Path,
@@ -83,8 +81,6 @@ class RankFolder:
 
 class CachedRun(RankFolder):
     """A run in the user's cache; after an error of the cache (a full disk, a damaged rank) the rank is not saved."""
-
-    is_cache = True
 
     def __init__(self, key: str) -> None:
         super().__init__(cache.locate_run(key), packs=True)

@@ -120,7 +120,7 @@ def _escape_with_code(text: str) -> str:
 
 
 def render_critical_path(table: pl.DataFrame, zeros: Mapping[int, int]) -> str:
-    """Render the critical path as a table with a row per kind and event name; empty if there is no path.
+    """Render the critical path as a table, one row per kind and event name; return "" if there is no path.
 
     Args:
         table: the path by edge.

@@ -19,11 +19,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import join_columns, rows_of_ids, take_rows, to_array
+from etloom.core.arrays import join_columns, rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import EMPTY, Intervals, union
 from etloom.core.iterations import find_step_events
-from etloom.core.nesting import track_codes
 from etloom.core.steps import parse_step
 from etloom.core.trace import Trace
 
@@ -89,16 +88,6 @@ def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
     return join_columns(trace.compute_once(_launched_column, name) for name in columns)
 
 
-def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
-    """Return a column of `select_launched_events` (GPU activity) as an array, with ``absent`` in place of null."""
-    return trace.compute_once(_compute_launched_array, column, absent)
-
-
-def encode_streams(trace: Trace) -> RowArray:
-    """Return an integer code, from 0, for the stream of each GPU activity; the activities are sorted by start."""
-    return trace.compute_once(_compute_stream_codes)
-
-
 def _device_column(trace: Trace, column: str) -> pl.Series:
     """Return a column of the device events that have a duration; the column ``kind`` is the kernel type."""
     rows = trace.compute_once(_find_device_rows)
@@ -158,14 +147,6 @@ def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:
     call = rows_of_ids(trace.events, take_rows(launches["launch"], pair))
     pair[call < 0] = -1
     return pair, call
-
-
-def _compute_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
-    return to_array(trace.compute_once(_launched_column, column), absent)
-
-
-def _compute_stream_codes(trace: Trace) -> RowArray:
-    return track_codes(select_launched_events(trace, "device", "stream"), ("device", "stream"))
 
 
 def has_device_events(trace: Trace) -> bool:

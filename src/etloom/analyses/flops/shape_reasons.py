@@ -61,8 +61,13 @@ def count_multiprocessors(trace: Trace) -> int | None:
 
 @dataclass(frozen=True)
 class CallSetting:
-    """What surrounds the calls of a rank: the multiprocessors of its devices, if known; whether these multiply 16-bit
-    types much faster than fp32; and the keys of attention that were expanded: shape -> heads before."""
+    """Facts about a rank that explain slow calls.
+
+    Attributes:
+        multiprocessors: of a device; None if unknown.
+        has_tensor_cores: the device multiplies 16-bit types much faster than fp32.
+        expanded: shape of expanded keys or values of attention -> their number of heads before.
+    """
 
     multiprocessors: int | None
     has_tensor_cores: bool

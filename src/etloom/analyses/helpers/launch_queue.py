@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.analyses.helpers.running_totals import RunningTotals
 from etloom.core.errors import AnalysisError
+from etloom.core.nesting import track_codes
 from etloom.core.trace import Trace
-from etloom.timeline.activity import describe_rank, encode_streams, select_launched_array
+from etloom.timeline.activity import describe_rank
 
 Ints = NDArray[np.int64]
-_ABSENT = np.iinfo(np.int64).min
+_TRACK = ("device", "stream")
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,23 @@ def compute_queue_changes(trace: Trace) -> QueueChanges:
     Raises:
         AnalysisError: No launch was recorded.
     """
-    work = select_launched_work(trace, "device", "stream")
-    launch = select_launched_array(trace, "launch_ts", _ABSENT)
-    launched = np.flatnonzero(launch != _ABSENT)
-    if not launched.size:
+    work = select_launched_work(trace, "device", "stream", "ts", "launch_ts").drop_nulls("launch_ts")
+    if work.is_empty():
         raise AnalysisError(
             "the trace contains no launches of its GPU activity",
             where=describe_rank(trace),
             remedy="record CPU and CUDA activity together",
         )
     # Host and device clocks may differ slightly: an activity that seems to start before its launch never queued.
-    starts = select_launched_work(trace, "ts")["ts"].to_numpy()[launched]
-    joins = np.minimum(launch[launched], starts)
-    tracks = encode_streams(trace)[launched]
+    starts = work["ts"].to_numpy()
+    joins = np.minimum(work["launch_ts"].to_numpy(), starts)
+    tracks = track_codes(work, _TRACK)
     waiting = RunningTotals(tracks, joins, starts)
     head = np.flatnonzero(np.diff(tracks[waiting.item], prepend=-1))
     return QueueChanges(
         head,
         waiting.time,
-        waiting.sum_weights(np.ones(launched.size, np.int64)),
-        work,
-        launched[waiting.item],
+        waiting.sum_weights(np.ones(work.height, np.int64)),
+        work.select(_TRACK),
+        waiting.item,
     )

@@ -11,7 +11,7 @@ STEP_BASES = {
     "period": "from the end of the GPU activity of the step before to the end of its own",
     "extent": "from the start of its annotation (of its GPU activity, if that is later) until its GPU activity ends",
 }
-"""What was measured, as `measure_step_times` returns it -> how long a step lasts."""
+"""Basis of step times, as `measure_step_times` names it -> the time from which to which a step lasts."""
 
 
 def measure_device_tail(steps: pl.DataFrame) -> int:

@@ -18,8 +18,6 @@ from etloom.loading.rank_stores import CachedRun, leave_on_disk
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 """Size of a stored run per byte of the text of its traces (measured: 0.05)."""
-_UNREADABLE = {"job.unreadable_file", "job.unreadable_capture"}
-"""Stats of files whose run stays without answers in the cache."""
 
 
 def open_cached_run(
@@ -57,11 +55,6 @@ def open_cached_run(
         cached.hold(folder)
         run = parquet.read(folder, lazy=True, owner=cached)
         assert isinstance(run, Job)
-        if not _UNREADABLE.isdisjoint(
-            run.stats["name"].unique().to_list()
-        ):  # the next time, they may be readable
-            with contextlib.suppress(OSError):
-                (folder / "meta.json").unlink()
         return run if options.lazy else leave_on_disk(run, limit_table_bytes(options))
     cached.release()
     cache.remove_unused(folder)

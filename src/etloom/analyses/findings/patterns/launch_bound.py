@@ -122,19 +122,16 @@ def find(view: RankView) -> Iterator[Finding]:
 
 def _find_idle_operators(view: RankView) -> Iterator[Finding]:
     """Yield the time that the host spends in operators around few launches, if the device is idle in most of it."""
-    launches = view.activities.select("launch").drop_nulls()
-    calls = view.trace.events.select("pid", "tid", "ts", launch="id").join(launches, on="launch", how="semi")
+    thread, calls = ("pid", "tid"), view.find_host_events()
+    launches = calls.filter(pl.col("id").is_in(view.activities["launch"].drop_nulls().implode()))
+    launches = launches.select(*thread, call_ts="ts")
     operators = view.find_host_events(categories=categories.OPERATOR_CATEGORIES)
     outermost = operators.filter(~pl.col("parent").is_in(operators["id"].implode()).fill_null(False))
-    pairs = outermost.join(calls.select("pid", "tid", call_ts="ts"), on=("pid", "tid"), nulls_equal=True)
-    launching = pairs.filter(pl.col("call_ts").is_between("ts", "end"))["id"]
-    outermost = outermost.filter(pl.col("id").is_in(launching.implode()))
+    outermost = outermost.join(launches, on=thread, nulls_equal=True, maintain_order="left")
+    outermost = outermost.filter(pl.col("call_ts").is_between("ts", "end")).unique("id", maintain_order=True)
     starts, ends = (outermost[name].to_numpy() for name in ("ts", "end"))
-    threads = outermost.select("pid", "tid").unique()
-    on_threads = view.trace.events.select("id", "pid", "tid").join(
-        threads, on=("pid", "tid"), how="semi", nulls_equal=True
-    )
-    waits = view.sync_calls.join(on_threads, on="id", how="semi")
+    waits = calls.join(view.sync_calls.select("id"), on="id", how="semi")
+    waits = waits.join(outermost, on=thread, how="semi", nulls_equal=True)
     used = (view.busy | Intervals.of(waits["ts"], waits["end"])).covered(starts, ends)
     rows = outermost.select(
         "step", "name", "end", start="ts", event="id", cost_ns=pl.Series(ends - starts - used)
